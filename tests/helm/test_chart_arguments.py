@@ -96,6 +96,20 @@ def test_answers_are_kept_as_the_pool_says_and_not_where_models_are_loaded_anew(
     assert "cache" not in " ".join(explicit)
 
 
+def test_server_and_its_drain_stop_videos_only_when_the_pool_checkpoints() -> None:
+    for given, on_stop in (({}, "finish"), ({"onStop": "checkpoint"}, "checkpoint")):
+        container = server(given)
+        assert parsed("serve", *container["args"])["on_stop"] == on_stop
+        script = container["lifecycle"]["preStop"]["exec"]["command"][2]
+        drain = parsed(*script.partition("; slipway ")[2].split())
+        assert (drain["refuse"], drain["checkpoint"]) == (on_stop == "finish", on_stop == "checkpoint")
+    pools = {"video": {"onStop": "checkpoint"}, "words": {}}
+    found = {m["metadata"]["name"]: m for m in of_kind(render({"pools": pools}), "Deployment")}
+    for name, on_stop in (("shop-slipway-video", "checkpoint"), ("shop-slipway-words", "finish")):
+        (pod,) = pod_specs(found[name])
+        assert parsed("serve", *pod["containers"][0]["args"])["on_stop"] == on_stop
+
+
 def test_limits_of_requests_reach_the_server_as_they_were_given(tmp_path: Path) -> None:
     limits = {"wan_t2v": {"steps": 20, "frames * height * width": 8_000_000}, "airimu": {"acc": 30_000}}
     values: Manifest = {"limits": limits}

@@ -6,7 +6,7 @@ import itertools
 import re
 
 import pytest
-from helm_chart import EXAMPLES, Manifest, of_kind, only, pod_specs, render, server, server_pod
+from helm_chart import EXAMPLES, Manifest, example, of_kind, only, pod_specs, render, server, server_pod
 
 from slipway_serving.triton.start.checks import _SHARED_MEMORY_BASE_BYTES, _SHARED_MEMORY_PER_MODEL_BYTES
 from slipway_serving.triton.termination import EXIT_GRACE_S
@@ -28,7 +28,7 @@ def pre_stop(container: Manifest) -> tuple[int, int]:
     """The seconds that preStop waits, and those that it gives to requests under way."""
     *shell, script = container["lifecycle"]["preStop"]["exec"]["command"]
     assert shell == ["/bin/sh", "-c"]
-    found = re.fullmatch(r"sleep (\d+); slipway drain --refuse --timeout-s (\d+)", script)
+    found = re.fullmatch(r"sleep (\d+); slipway drain --(?:refuse|checkpoint) --timeout-s (\d+)", script)
     assert found
     return int(found[1]), int(found[2])
 
@@ -44,6 +44,25 @@ def test_grace_period_covers_pre_stop_and_exit_timeout_which_covers_the_longest_
     assert drain >= job
     assert exit_timeout >= job
     assert pod["terminationGracePeriodSeconds"] > moving + drain + exit_timeout + EXIT_GRACE_S
+
+
+@pytest.mark.parametrize(("step", "before"), [*itertools.product((1, 12, 60), (1, 45))])
+def test_grace_period_covers_one_step_rather_than_the_longest_job_when_videos_stop(
+    step: int, before: int
+) -> None:
+    timing = {"longestJob": 3000, "longestStep": step, "preStop": before}
+    pod = server_pod({"onStop": "checkpoint", "timing": timing})
+    (container,) = pod["containers"]
+    exit_timeout = seconds_after(container["args"], "--exit-timeout-s")
+    moving, drain = pre_stop(container)
+    assert (moving, drain, exit_timeout) == (before, step, step)
+    grace = pod["terminationGracePeriodSeconds"]
+    assert moving + drain + exit_timeout + EXIT_GRACE_S < grace < 3000
+
+
+def test_spot_replica_sends_its_states_within_the_shortest_notice_when_its_node_goes() -> None:
+    moving, drain = pre_stop(server(example("spot")))
+    assert moving + drain <= 15
 
 
 @pytest.mark.parametrize(("age", "sticky"), [(0, False), (1, False), (30, False), (300, False), (30, True)])

@@ -50,7 +50,7 @@ def evaluate(folder: Path, series: dict[str, str], expected: dict[str, float]) -
 
 PENDING = "nv_inference_pending_request_count"
 WAITED, COMPUTED = "nv_inference_queue_duration_us", "nv_inference_compute_infer_duration_us"
-RUNNING = "slipway_requests_running"
+RUNNING, HELD = "slipway_requests_running", "slipway_requests_waiting"
 
 
 def of(pod: str, model: str, service: str = "shop-slipway-pods") -> str:
@@ -83,12 +83,26 @@ def test_work_under_way_counts_without_a_queue(tmp_path: Path) -> None:
     )
 
 
+def test_requests_count_once_when_instances_hold_them(tmp_path: Path) -> None:
+    evaluate(
+        tmp_path,
+        {
+            PENDING + of("a", "video"): "3x50",
+            RUNNING + of("a", "video"): "6x50",  # two at work, four held
+            HELD + of("a", "video"): "4x50",
+            PENDING + of("a", "word"): "1x50",
+            HELD + of("x", "video", "another-pods"): "100x50",
+        },
+        {"in-flight": 9, "pending-requests": 8},
+    )
+
+
 def test_requests_that_wait_count_where_there_is_no_pipeline(tmp_path: Path) -> None:
     evaluate(tmp_path, {PENDING + of("a", "word"): "5x50"}, {"in-flight": 5, "pending-requests": 5})
 
 
 def test_queries_give_zero_and_no_division_by_it_when_nothing_happens(tmp_path: Path) -> None:
-    names = (PENDING, WAITED, COMPUTED, RUNNING)
+    names = (PENDING, WAITED, COMPUTED, RUNNING, HELD)
     evaluate(
         tmp_path,
         {name + of("a", "video"): "0x50" for name in names},

@@ -25,6 +25,8 @@ GPU = {"repository": "slipway/server-gpu"}
         ({"models": {"path": "../etc"}}, "models.path: Does not match pattern"),
         ({"models": {"url": "ftp://x"}}, "models.url: Does not match pattern"),
         ({"timing": {"longestJob": 0}}, "timing.longestJob: Must be greater than or equal to 1"),
+        ({"timing": {"longestStep": 0}}, "timing.longestStep: Must be greater than or equal to 1"),
+        ({"onStop": "pause"}, 'onStop must be one of the following: "finish", "checkpoint"'),
         ({"responseCacheMiB": -1}, "responseCacheMiB: Must be greater than or equal to 0"),
         ({"sharedMemory": {"instances": 0}}, "sharedMemory.instances: Must be greater than or equal to 1"),
         ({"gpu": {"computeCapability": 9}}, "gpu.computeCapability: Invalid type. Expected: string"),

@@ -393,18 +393,17 @@ def test_autoscaler_follows_work_queue_and_ratio_and_is_slow_down_quick_up(name:
         found = [(m["pods"]["metric"]["name"], m["pods"]["target"]["averageValue"]) for m in spec["metrics"]]
         assert found == [
             ("slipway:pod_in_flight", "1.5"),
-            ("nv_inference_pending_request_count", "2"),
+            ("slipway:pod_pending_requests", "2"),
             ("slipway:pod_queue_compute_ratio", "0.5"),
         ]
 
 
-def test_hpa_reads_metrics_of_triton_or_of_the_recording_rules() -> None:
+def test_hpa_reads_metrics_of_the_recording_rules() -> None:
     groups = yaml.safe_load((CHART.parents[1] / "observability" / "rules.yml").read_text())["groups"]
     recorded = {rule["record"] for group in groups for rule in group["rules"] if "record" in rule}
     metrics = only(render(example("hpa")), "HorizontalPodAutoscaler")["spec"]["metrics"]
     names = {metric["pods"]["metric"]["name"] for metric in metrics}
-    assert {name for name in names if ":" in name} <= recorded
-    assert {name for name in names if ":" not in name} == {"nv_inference_pending_request_count"}
+    assert names and names <= recorded
 
 
 def test_autoscaler_leaves_out_targets_of_zero() -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -127,8 +129,44 @@ def test_drain_has_every_python_model_refuse_when_it_is_told_to(repository: Path
         assert counted(server, "UNAVAILABLE") == 0
 
 
-def test_drain_refuses_to_have_a_server_refuse_that_is_not_here() -> None:
-    assert root.run(["drain", "--metrics", "localhost:1", "--refuse"]) == 1
+def test_pipelines_are_told_to_stop_when_a_server_that_checkpoints_is_stopped(
+    repository: Path, tmp_path: Path
+) -> None:
+    copy, gate = gated(repository, tmp_path)
+    config = replace(any_port(copy, exit_timeout_s=600), on_stop="checkpoint")
+    with Server(config) as server, Client(server.grpc_url, retry=RetryPolicy(budget_s=0)) as client:
+        gate.let(1)
+        events = client.generate(LONG)
+        next(events)  # The second step waits at the gate.
+        stopping = threading.Thread(target=server.stop)
+        stopping.start()
+        signal_file = folder_of(server) / ShutdownStage.PIPELINES_STOP.value
+        wait_until(signal_file.exists, "the server tells its pipelines to stop")
+        assert refused(client, server.grpc_url)
+        assert server.is_alive()
+        gate.open()
+        with contextlib.suppress(SlipwayError):  # No other server is there to continue on.
+            list(events)
+        stopping.join()
+    assert not signal_file.parent.exists()
+
+
+def test_drain_tells_pipelines_to_stop_and_refuse_when_it_checkpoints(repository: Path) -> None:
+    with (
+        Server(any_port(repository)) as server,
+        Client(server.grpc_url, retry=RetryPolicy(budget_s=0)) as client,
+    ):
+        folder = folder_of(server)
+        assert drain(server, 600, "--refuse").stdout == "idle\n"
+        assert not (folder / ShutdownStage.PIPELINES_STOP.value).exists()
+        assert drain(server, 600, "--checkpoint").stdout == "idle\n"
+        assert (folder / ShutdownStage.PIPELINES_STOP.value).exists()
+        assert refused(client, server.grpc_url)
+
+
+@pytest.mark.parametrize("flag", ["--refuse", "--checkpoint"])
+def test_drain_refuses_to_have_a_server_refuse_that_is_not_here(flag: str) -> None:
+    assert root.run(["drain", "--metrics", "localhost:1", flag]) == 1
 
 
 def test_request_under_way_is_cut_when_the_exit_timeout_is_over(repository: Path, tmp_path: Path) -> None:

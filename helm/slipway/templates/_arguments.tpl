@@ -20,6 +20,11 @@ tritonserver's own after `--`.
 - "8004"
 - --exit-timeout-s
 - {{ .pool.computed.exitTimeout | quote }}
+{{- /* finish is the default of `slipway serve`: pods that have it stay as they are when this chart is upgraded. */}}
+{{- if ne .pool.onStop "finish" }}
+- --on-stop
+- {{ .pool.onStop }}
+{{- end }}
 - --ready-timeout-s
 - {{ .pool.timing.load | int | quote }}
 - --model-control

@@ -30,19 +30,21 @@ workload that had one before back to one replica. Where manifests are rendered w
 {{/* The targets in use: metric for the HPA, query for KEDA (labels as the ServiceMonitor gives them), target. */}}
 {{- define "slipway.targets" -}}
 {{- $own := printf "{namespace=%q,service=%q}" .root.Release.Namespace (printf "%s-pods" .pool.name) }}
-{{- $waiting := printf "nv_inference_pending_request_count%s" $own }}
+{{- /* Of requests that wait, pipelines hold some in their instances, where slipway_requests_running counts them too. */}}
+{{- $queued := printf "nv_inference_pending_request_count%s" $own }}
+{{- $held := printf "slipway_requests_waiting%s" $own }}
 {{- with .pool.autoscaling }}
 {{- if .inFlight }}
 - name: in-flight
   metric: slipway:pod_in_flight
-  query: sum(sum by (pod, model) ({{ $waiting }}) + sum by (pod, model) (slipway_requests_running{{ $own }})) or sum({{ $waiting }})
+  query: sum(sum by (pod, model) ({{ $queued }}) + sum by (pod, model) (slipway_requests_running{{ $own }})) or sum({{ $queued }})
   target: {{ .inFlight | quote }}
   type: AverageValue
 {{- end }}
 {{- if .pendingRequests }}
 - name: pending-requests
-  metric: nv_inference_pending_request_count
-  query: sum({{ $waiting }})
+  metric: slipway:pod_pending_requests
+  query: sum({{ $queued }}) + (sum({{ $held }}) or vector(0))
   target: {{ .pendingRequests | quote }}
   type: AverageValue
 {{- end }}

@@ -1,10 +1,14 @@
 {{/*
 slipway.computed: what follows from a pool's settings. All seconds but sharedMemoryMiB.
 
-  exitTimeout  what Triton gives requests under way: the longest job
+  ending       what requests under way get to end: the longest job; with onStop checkpoint the longest step, since videos stop
+               after it, so that the grace period fits into the notice that a spot node gets
+  exitTimeout  what Triton gives requests under way: ending
   moving       until proxies know and the last connection has moved on (gRPC ends it at its age, give or take a tenth):
-               on a connection that stays, Triton answers no further request once it is told to end
-  drain        then, until no request is under way, at most the longest job; both before SIGTERM
+               on a connection that stays, Triton answers no further request once it is told to end. With onStop checkpoint
+               only until proxies know: the callers of stopped videos open new connections by themselves
+  drain        then, until no request is under way, at most ending; both before SIGTERM
+  drainBy      the flag of `slipway drain`
   grace        moving + drain + exitTimeout + 30, since Kubernetes kills when it is over: `slipway serve` gives Triton 5 s
                more than exitTimeout, and unloading the models of an idle server took up to 10 s
   startup      failures that the startup probe forgives; with the period at least the load time, rounded up
@@ -20,12 +24,15 @@ slipway.computed: what follows from a pool's settings. All seconds but sharedMem
 {{- $period := 5 }}
 {{- $failures := add1 (div (add $load (sub $period 1)) $period) }}
 {{- $age := ternary 0 (int .timing.connectionAge) .sticky }}
-{{- $moving := add (int .timing.preStop) (div (add (mul $age 11) 9) 10) }}
+{{- $checkpoint := eq .onStop "checkpoint" }}
+{{- $ending := ternary (int .timing.longestStep) $job $checkpoint }}
+{{- $moving := add (int .timing.preStop) (ternary 0 (div (add (mul $age 11) 9) 10) $checkpoint) }}
 connectionAge: {{ $age }}
 moving: {{ $moving }}
-drain: {{ $job }}
-exitTimeout: {{ $job }}
-grace: {{ add $moving $job $job 30 }}
+drain: {{ $ending }}
+drainBy: {{ ternary "checkpoint" "refuse" $checkpoint }}
+exitTimeout: {{ $ending }}
+grace: {{ add $moving $ending $ending 30 }}
 startupPeriod: {{ $period }}
 startupFailures: {{ $failures }}
 livenessPeriod: 20

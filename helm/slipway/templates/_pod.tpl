@@ -178,7 +178,7 @@ livenessProbe:
 lifecycle:
   preStop:
     # Told to end, Triton stops all models at once, inner ones of a pipeline under way too: so its work ends before.
-    exec: { command: [/bin/sh, -c, sleep {{ .computed.moving }}; slipway drain --refuse --timeout-s {{ .computed.drain }}] }
+    exec: { command: [/bin/sh, -c, sleep {{ .computed.moving }}; slipway drain --{{ .computed.drainBy }} --timeout-s {{ .computed.drain }}] }
 resources: {{- include "slipway.gpuResources" . | nindent 2 }}
 securityContext: {{- toYaml $values.securityContext | nindent 2 }}
 volumeMounts:

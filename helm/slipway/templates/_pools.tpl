@@ -4,7 +4,7 @@ on top, and `name`, `key` and `computed` (see _computed.tpl). Every template tak
 that breaks a rule (see _checks.tpl) stops each of them.
 */}}
 {{- define "slipway.pools" -}}
-{{- $shared := pick .Values "image" "workload" "replicas" "models" "prepare" "timing" "sharedMemory" "responseCacheMiB" "limits" "gpu" "resources" "autoscaling" "sticky" "address" "arguments" "env" "rollout" "disruption" "spread" "nodeSelector" "tolerations" "affinity" "priorityClass" "podLabels" "podAnnotations" "volumes" "volumeMounts" "initContainers" "service" "test" }}
+{{- $shared := pick .Values "image" "workload" "replicas" "models" "prepare" "onStop" "timing" "sharedMemory" "responseCacheMiB" "limits" "gpu" "resources" "autoscaling" "sticky" "address" "arguments" "env" "rollout" "disruption" "spread" "nodeSelector" "tolerations" "affinity" "priorityClass" "podLabels" "podAnnotations" "volumes" "volumeMounts" "initContainers" "service" "test" }}
 {{- $fullname := include "slipway.fullname" . }}
 {{- $pools := dict }}
 {{- range $key, $own := .Values.pools | default (dict "default" dict) }}

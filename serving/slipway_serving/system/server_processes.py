@@ -43,6 +43,7 @@ class ServerResources:
         traces: True if it traces requests.
         library_backends: Names of the backends whose models run inside `tritonserver`.
         http_url: "HOST:PORT" of its HTTP endpoint.
+        checkpoint_on_stop: True if its pipelines stop their videos when it stops, instead of finishing them.
     """
 
     server_id: str
@@ -53,6 +54,7 @@ class ServerResources:
     traces: bool = False
     library_backends: Sequence[str] = ()
     http_url: str = ""
+    checkpoint_on_stop: bool = False
 
     @property
     def runtime_folder(self) -> Path:

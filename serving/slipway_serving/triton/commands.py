@@ -54,6 +54,14 @@ def serve(
             callback=checked_option,
         ),
     ] = 30,
+    on_stop: Annotated[
+        Literal["finish", "checkpoint"],
+        typer.Option(
+            help="Treatment of running videos after SIGTERM or Ctrl-C: finish waits for them; checkpoint"
+            " stops each at its next step boundary and sends its caller the state, with which another server"
+            " continues it."
+        ),
+    ] = "finish",
     ready_timeout_s: Annotated[
         float,
         typer.Option(
@@ -152,6 +160,7 @@ def serve(
             metrics_port=metrics_port,
             probe_port=probe_port,
             exit_timeout_s=exit_timeout_s,
+            on_stop=on_stop,
             ready_timeout_s=ready_timeout_s,
             model_control=model_control,
             control_token=read_token(control_token_file) if control_token_file else None,
@@ -190,6 +199,14 @@ def drain(
             " refuse at once, all Python models once no request runs. Works on the server's machine only.",
         ),
     ] = False,
+    checkpoint: Annotated[
+        bool,
+        typer.Option(
+            "--checkpoint",
+            help="Make pipelines stop each video at its next step boundary instead of finishing it, and send"
+            " its caller the state, with which another server continues it. Includes --refuse.",
+        ),
+    ] = False,
 ) -> None:
     """Wait until no pipeline of a server works on a request; run this before you stop the server."""
     from slipway_serving.protocol.errors import NotReady
@@ -197,17 +214,19 @@ def drain(
     from slipway_serving.triton import drain as draining
 
     port = metrics.rpartition(":")[2]
+    refuse = refuse or checkpoint
     folder = runtime_folder_at(int(port)) if refuse and port.isdigit() else None
-    left = draining.drain(f"http://{metrics}/metrics", timeout_s, folder)
+    left = draining.drain(f"http://{metrics}/metrics", timeout_s, folder, checkpoint=checkpoint)
     if left is None:
         raise NotReady(f"drain: metrics cannot be read at {metrics}; give the server's endpoint by --metrics")
     if left:
         raise NotReady(f"drain: {left} request(s) still run after {timeout_s:g} s; try a longer --timeout-s")
     # The wait needs no folder, so this error is raised only after it.
     if refuse and folder is None:
+        flag = "--checkpoint" if checkpoint else "--refuse"
         raise NotReady(
-            f"drain: --refuse needs a server on this machine, and none has its metrics at {metrics};"
-            " run the command on the server's machine, or without --refuse"
+            f"drain: {flag} needs a server on this machine, and none has its metrics at {metrics};"
+            f" run the command on the server's machine, or without {flag}"
         )
     typer.echo("idle")
 

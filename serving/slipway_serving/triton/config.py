@@ -14,6 +14,7 @@ from slipway_serving.triton.install.setup import OnnxRuntimeBackend
 URL_SCHEMES = ("s3", "gs", "as")
 """Schemes of repositories that Triton reads itself: S3, Google Cloud Storage and Azure Storage."""
 ModelControlMode = Literal["none", "explicit"]
+OnStop = Literal["finish", "checkpoint"]
 _MIB = 1 << 20
 # This holds eight prompts of 512 tokens of width 4096, or a hundred prompts of the usual 40 tokens.
 _RESPONSE_CACHE_MIB = 64
@@ -33,6 +34,9 @@ class ServerConfig:
         metrics_port: Port of the Prometheus metrics, see `http_port`.
         probe_port: Port of :mod:`slipway_serving.triton.probes`, see `http_port`; None opens none.
         exit_timeout_s: Longest time for in-flight requests to finish when the server stops, in seconds.
+        on_stop: Treatment of running videos when the server stops. "finish" waits for them; "checkpoint"
+            stops each at its next step boundary and sends its caller the state, with which another server
+            continues it.
         ready_timeout_s: Longest time for all models together to load, in seconds.
         exit_on_error: True if one model that fails to load fails the start.
         model_control: Mode of model control. "none" serves the models that the repository has at the start;
@@ -66,6 +70,7 @@ class ServerConfig:
     metrics_port: int = 8002
     probe_port: int | None = None
     exit_timeout_s: int = 30
+    on_stop: OnStop = "finish"
     ready_timeout_s: float = 600.0
     exit_on_error: bool = True
     model_control: ModelControlMode = "none"
@@ -105,6 +110,8 @@ class ServerConfig:
                 f"model_control must be one of {', '.join(get_args(ModelControlMode))}, got"
                 f" {self.model_control!r}"
             )
+        if self.on_stop not in get_args(OnStop):
+            problems.append(f"on_stop must be one of {', '.join(get_args(OnStop))}, got {self.on_stop!r}")
         if self.onnxruntime_backend not in (None, *get_args(OnnxRuntimeBackend)):
             problems.append(
                 f"onnxruntime_backend must be one of {', '.join(get_args(OnnxRuntimeBackend))}, got"

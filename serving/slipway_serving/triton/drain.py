@@ -5,7 +5,8 @@ pipeline's next call of another model, however long the exit timeout is. So the 
 requests that pipelines work on (:data:`slipway_serving.runtime.metrics.REQUESTS_RUNNING`). The embedded
 server does this itself; `slipway drain` does it where something else stops the server, e.g. as a Kubernetes
 preStop hook. Models refuse new requests meanwhile (:mod:`slipway_serving.runtime.shutdown`), or a busy server
-would never be idle.
+would never be idle. A drain with a checkpoint also makes pipelines stop their videos at the next step
+boundary, so that the wait lasts for one step rather than for whole videos.
 """
 
 from __future__ import annotations
@@ -53,37 +54,47 @@ def _read_running_requests(client: httpx.Client, metrics_url: str) -> int | None
         return None
 
 
-def drain(metrics_url: str, limit_s: float, folder: Path | None = None) -> int | None:
+def drain(
+    metrics_url: str, limit_s: float, folder: Path | None = None, *, checkpoint: bool = False
+) -> int | None:
     """Wait until pipelines are idle or the time limit is reached, while models refuse new requests.
 
     Args:
         metrics_url: URL of the server's metrics.
         limit_s: Longest wait, in seconds.
         folder: The server's runtime folder, through which models learn to refuse; None only waits.
+        checkpoint: True if pipelines stop their videos at the next step boundary and send their states; needs
+            a folder.
 
     Returns:
         The number that :func:`wait_until_idle` returns.
     """
-    return _drain(lambda: wait_until_idle(metrics_url, limit_s), folder)
+    return _drain(lambda: wait_until_idle(metrics_url, limit_s), folder, checkpoint=checkpoint)
 
 
-def drain_by_count(running: Callable[[], int | None], limit_s: float, folder: Path) -> int | None:
+def drain_by_count(
+    running: Callable[[], int | None], limit_s: float, folder: Path, *, checkpoint: bool = False
+) -> int | None:
     """Drain a server as :func:`drain` does, but count its running requests with a callback.
 
     Args:
         running: Callback that returns how many requests run; None if that is unknown.
         limit_s: Longest wait, in seconds.
         folder: The server's runtime folder, through which models learn to refuse.
+        checkpoint: True if pipelines stop their videos, as for :func:`drain`.
 
     Returns:
         The number that :func:`wait_until_none_running` returns.
     """
-    return _drain(lambda: wait_until_none_running(running, limit_s), folder)
+    return _drain(lambda: wait_until_none_running(running, limit_s), folder, checkpoint=checkpoint)
 
 
-def _drain(wait: Callable[[], int | None], folder: Path | None) -> int | None:
+def _drain(wait: Callable[[], int | None], folder: Path | None, *, checkpoint: bool) -> int | None:
     if folder is not None:
         announce(folder, ShutdownStage.PIPELINES_REFUSE)
+        # Only after the refusal, so that a caller cannot continue its stopped video on this server.
+        if checkpoint:
+            announce(folder, ShutdownStage.PIPELINES_STOP)
     left = wait()
     if folder is not None and left == 0:
         announce(folder, ShutdownStage.ALL_REFUSE)

@@ -2,10 +2,10 @@
 
 :class:`ServerConfig` says what to serve and where. :class:`Server` checks it, creates a backend directory in
 a private folder, starts `tritonserver`, and waits until every model is ready or reports per model why it is
-not. When it stops, it lets in-flight work finish and then removes every process, shared memory region and
-folder of the server. A watcher (:mod:`slipway_serving.triton.watcher`) does the same if this process is
-killed. While the server runs, :mod:`slipway_serving.triton.supervision` restarts model processes and
-`tritonserver` itself when they die.
+not. When it stops, it lets in-flight work finish, or has videos stop at a step boundary, and then removes
+every process, shared memory region and folder of the server. A watcher
+(:mod:`slipway_serving.triton.watcher`) does the same if this process is killed. While the server runs,
+:mod:`slipway_serving.triton.supervision` restarts model processes and `tritonserver` itself when they die.
 """
 
 from __future__ import annotations
@@ -96,13 +96,15 @@ class Server:
         warn: Callable[[str], object] = lambda _: None,
     ) -> None:
         self.config = config
-        self._report_progress = self._without_errors(report_progress) if report_progress is not None else None
-        self._warn = self._without_errors(warn)
         self.control_token = config.control_token or secrets.token_urlsafe(32)
         self.token_hidden = True
         self._supervisor_key = secrets.token_urlsafe(32)
         self._server_id = f"slipway-{os.getpid()}-{secrets.token_hex(4)}-"
         self.log_path = config.log_path or log_files.default_path(self._server_id)
+        self._report_progress = (
+            server_log.log_errors(self.log_path, report_progress) if report_progress is not None else None
+        )
+        self._warn = server_log.log_errors(self.log_path, warn)
         self._process: subprocess.Popen[bytes] | None = None
         self._watcher: Watcher | None = None
         self._runtime_folder_lock: IO[bytes] | None = None
@@ -244,9 +246,10 @@ class Server:
                 return
 
     def stop(self) -> None:
-        """Stop the server: let in-flight work finish within `exit_timeout_s`, then remove all its resources.
+        """Stop the server: end in-flight work within `exit_timeout_s`, then remove all its resources.
 
-        A second call, or a call before the start, does nothing.
+        Running requests finish, or videos stop at their next step boundary, as `on_stop` says. A second call,
+        or a call before the start, does nothing.
         """
         if self._process is None or self._resources is None:
             return
@@ -321,17 +324,6 @@ class Server:
         note = f" (not in the log, which cannot be written: {unwritten})" if unwritten is not None else ""
         self._warn(f"{event.replace('_', ' ')}: {text}{note}")
 
-    def _without_errors(self, callback: Callable[[str], object]) -> Callable[[str], None]:
-        """Wrap a callback so that its exceptions go to the log; supervision must continue."""
-
-        def call_or_log(line: str) -> None:
-            try:
-                callback(line)
-            except Exception as error:  # noqa: BLE001 - the caller's function may raise anything
-                server_log.append_event(self.log_path, "not_told", line=line, reason=repr(error))
-
-        return call_or_log
-
     def _create_folder(self) -> None:
         """Create the server's private folder with its backends, their interpreter and a folder for graphs."""
         assert self._setup is not None
@@ -345,6 +337,7 @@ class Server:
             self.config.traces,
             sorted(self._setup.library_backends),
             self.http_url,
+            checkpoint_on_stop=self.config.on_stop == "checkpoint",
         )
         self._runtime_folder_lock = create_runtime_folder(self._resources)
         (folder / "graphs").mkdir()

@@ -4,7 +4,7 @@ A record of the server itself is one line that starts with the severity
 (`E1120 22:14:09.123456 77 file.cc:12] "text"`, with line ends written as `\n`). Lines that models print are
 in between. :func:`load_failures` returns per model why it could not be loaded, :func:`loading_models` returns
 the models that have not finished loading, and :func:`follow` passes on new lines while a server runs.
-:func:`append_event` adds events of the server's supervisor.
+:func:`append_event` adds events of the server's supervisor, and :func:`log_errors` the errors of callbacks.
 """
 
 from __future__ import annotations
@@ -147,6 +147,23 @@ def append_event(path: Path, event: str, **facts: Any) -> OSError | None:
     except OSError as error:
         return error
     return None
+
+
+def log_errors(path: Path, callback: Callable[[str], object]) -> Callable[[str], None]:
+    """Wrap a callback so that its exceptions go to a server's log; supervision must continue.
+
+    Args:
+        path: Log of the server.
+        callback: Callback that receives a line.
+    """
+
+    def call_or_log(line: str) -> None:
+        try:
+            callback(line)
+        except Exception as error:  # noqa: BLE001 - the caller's function may raise anything
+            append_event(path, "not_told", line=line, reason=repr(error))
+
+    return call_or_log
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import sysconfig
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -33,11 +34,12 @@ from slipway_serving.triton.start import checks
             "exit_timeout_s must be at least 0 and at most 2592000 seconds",
         ),
         ({"exit_timeout_s": -1, "log_verbose": -2}, "got -1; try 60 | log_verbose must be 0 or more, got -2"),
+        ({"on_stop": "pause"}, "on_stop must be one of finish, checkpoint, got 'pause'"),
     ],
 )
-def test_config_names_all_bad_fields(fields: dict[str, int], text: str) -> None:
+def test_config_names_all_bad_fields(fields: dict[str, Any], text: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        ServerConfig(Path("models"), **fields)  # type: ignore[arg-type]
+        ServerConfig(Path("models"), **fields)
     assert text in str(caught.value)
 
 

@@ -13,6 +13,7 @@ from slipway_serving.triton.server_log import (
     follow,
     load_failures,
     loading_models,
+    log_errors,
     printed_lines,
 )
 
@@ -122,3 +123,20 @@ USAGE = "Usage: tritonserver [options]\n  --help\n\tPrint usage\n"
 )
 def test_fatal_names_an_argument_that_triton_does_not_take(log: str, reason: str) -> None:
     assert fatal_reason(log) == reason
+
+
+def test_error_of_a_callback_goes_to_the_log_when_it_raises(tmp_path: Path) -> None:
+    lines: list[str] = []
+
+    def tell(line: str) -> None:
+        lines.append(line)
+        if line == "second":
+            raise ValueError("cannot tell")
+
+    tell_safely = log_errors(tmp_path / "log", tell)
+    tell_safely("first")
+    assert not (tmp_path / "log").exists()
+    tell_safely("second")
+    assert lines == ["first", "second"]
+    text = (tmp_path / "log").read_text()
+    assert "not_told" in text and "second" in text and "ValueError('cannot tell')" in text

@@ -14,6 +14,7 @@ from slipway_serving.triton.command_line import server_arguments
 from slipway_serving.triton.config import ServerConfig
 from slipway_serving.triton.install.locate import find_triton
 from slipway_serving.triton.start.checks import models_unsafe_to_cache, models_without_ranges
+from slipway_serving.triton.termination import EXIT_GRACE_S
 
 TOKEN = "0123456789abcdef"
 
@@ -41,6 +42,15 @@ def test_compose_starts_both_servers_alike() -> None:
     cpu, gpu = (compose["services"][name] for name in ("triton", "triton-gpu"))
     assert gpu["command"] == cpu["command"]
     assert not {"entrypoint", "environment"} & gpu.keys()
+
+
+def test_compose_waits_longer_than_its_servers_whatever_they_do_with_videos_when_stopped() -> None:
+    compose = yaml.safe_load((Path(__file__).parents[3] / "compose.yaml").read_text(encoding="utf-8"))
+    for name in ("triton", "triton-gpu"):
+        service = compose["services"][name]
+        assert " --on-stop ${ON_STOP:-finish} " in service["command"]
+        exit_timeout_s = int(service["command"].partition("--exit-timeout-s ")[2].split()[0])
+        assert int(service["stop_grace_period"].removesuffix("s")) > exit_timeout_s + EXIT_GRACE_S
 
 
 def test_requests_are_traced_only_where_an_endpoint_is_given() -> None:
