@@ -3,9 +3,27 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
+
+
+def place_problem(path: Path, suffixes: Sequence[str]) -> str:
+    """Return the rule that the path of an output file breaks, to be reported before any work, or "".
+
+    Args:
+        path: Path of the file.
+        suffixes: Suffixes that the file may have.
+    """
+    if path.suffix not in suffixes:
+        return f"must end in {' or '.join(suffixes)}"
+    if path.is_dir():
+        return "must be a file, not a folder"
+    if not path.parent.is_dir():
+        return "must be in a folder that exists"
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        return "must be in a folder that can be written"
+    return ""
 
 
 def replaced_files(files: Mapping[str, Path | None], *, overwrite: bool) -> list[str]:

@@ -17,11 +17,14 @@ import typer
 from typer.core import TyperGroup
 
 from slipway_cli import options, saving
-from slipway_cli.server_options import Overwrite, Quiet, SpokenProtocol, TlsFolder, Url
-from slipway_client.address import Address, address_of
+from slipway_cli.server_options import Overwrite, Quiet, SpokenProtocol, TlsFolder, Urls, server_of
+from slipway_cli.videos import stop_options
+from slipway_cli.videos.making import Session
+from slipway_client.address import Address
 from slipway_client.generation import Protocol
 from slipway_client.progress import notes
 from slipway_serving.protocol.command_output import Json, print_json
+from slipway_serving.protocol.diffusion.stopping import DenoisingRequest
 from slipway_serving.protocol.errors import Cancelled
 from slipway_serving.protocol.requests import Request
 
@@ -80,6 +83,10 @@ def _command(request: type[Request]) -> Callable[..., None]:
         quiet: bool,
         **arguments: Any,
     ) -> None:
+        if issubclass(request, DenoisingRequest):
+            session = Session(server_of(url, protocol), tls, json, quiet)
+            stop_options.generate(request, arguments, output_file, session, overwrite=overwrite)
+            return
         form = saving.check_output(output_file, request.events, overwrite=overwrite)
         say = notes(quiet)
         filled_request = request(
@@ -88,7 +95,7 @@ def _command(request: type[Request]) -> Callable[..., None]:
         turns = list(options.turns(request, arguments, say)) if request.turn is not None else None
         started_s = time.monotonic()
         try:
-            answers = _fetch_answers(filled_request, turns, address_of(url, protocol), tls, quiet)
+            answers = _fetch_answers(filled_request, turns, server_of(url, protocol), tls, quiet)
         except KeyboardInterrupt:
             raise Cancelled(f"{request.model}: cancelled, here and on the server") from None
         elapsed_s = time.monotonic() - started_s
@@ -116,7 +123,8 @@ def _common_options(request: type[Request]) -> list[inspect.Parameter]:
     file = typer.Option("--output", "-o", help=f"Output file, {' or '.join(suffixes)}.", metavar="FILE")
     return [
         options.option("output_file", Annotated[Path, file], Path(f"out{suffixes[0]}")),
-        options.option("url", Url, None),
+        *(stop_options.parameters() if issubclass(request, DenoisingRequest) else ()),
+        options.option("url", Urls, None),
         options.option("protocol", SpokenProtocol, None),
         options.option("tls", TlsFolder, None),
         options.option("overwrite", Overwrite, False),

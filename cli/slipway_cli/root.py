@@ -18,13 +18,14 @@ from types import FrameType
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from slipway_cli import checkout_commands, ready_commands
 from slipway_cli.generate import generate
 from slipway_cli.imu import commands as imu_commands
 from slipway_cli.listen import commands as listen_commands
 from slipway_cli.play import commands as play_commands
+from slipway_cli.videos.continue_command import ContinueCommand, continue_video
 from slipway_export.commands import (
     checkpoint_commands,
     engine_commands,
@@ -62,6 +63,7 @@ class Command:
         panel: Title of the section of the help that lists it.
         example: A command line that works as it stands, shown at the end of the command's own help.
         extra: Extra that installs everything that the command imports; None if the bare install has it.
+        kind: Class of the command in typer; None for the usual one.
     """
 
     name: str
@@ -69,6 +71,7 @@ class Command:
     panel: str
     example: str
     extra: str | None = None
+    kind: type[TyperCommand] | None = None
 
 
 _benchmarks = checkout_commands.benchmarks()
@@ -110,6 +113,13 @@ COMMANDS = (
         generate,
         CLIENTS,
         'slipway generate wan_t2v "a red ball grows on sand" --output ball.mp4',
+    ),
+    Command(
+        "continue",
+        continue_video,
+        CLIENTS,
+        "slipway continue state.slipway --output ball.mp4",
+        kind=ContinueCommand,
     ),
     Command(
         "play",
@@ -208,7 +218,7 @@ for _command in COMMANDS:
     if isinstance(_command.run, typer.Typer):
         app.add_typer(_command.run, name=_command.name, epilog=_epilog)
     else:
-        app.command(_command.name, epilog=_epilog)(_command.run)
+        app.command(_command.name, cls=_command.kind, epilog=_epilog)(_command.run)
 if _benchmarks is None:
     checkout_commands.add_refusal(app, "bench", "bench: the benchmarks", "loadtests")
 

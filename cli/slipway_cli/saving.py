@@ -5,7 +5,6 @@ The events of a request determine which of these its result can be. A file appea
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from slipway_cli.files import replaced_files, write_whole
+from slipway_cli.files import place_problem, replaced_files, write_whole
 from slipway_client.results import Frames, Video, join_frames
+from slipway_serving.protocol.diffusion.stopping import STOP_EVENTS
 from slipway_serving.protocol.errors import InvalidRequest, Unrecoverable, raise_all
 from slipway_serving.protocol.events import Event, FramesPart, Progress, VideoPart
 from slipway_serving.protocol.events import tensors as event_tensors
@@ -28,17 +28,20 @@ _ARRAYS = ".npz"
 def suffixes(events: Sequence[type[Event]]) -> list[str]:
     """Return the suffixes of the files that events can be written to, the usual one first."""
     found = [suffix for event, (suffix, _) in _FORMS.items() if event in events]
-    others = [event for event in events if event not in _FORMS and event is not Progress]
+    others = [event for event in events if event not in (*_FORMS, *STOP_EVENTS, Progress)]
     return [*found, *([_ARRAYS] if others else [])]
 
 
-def check_output(path: Path, events: Sequence[type[Event]], *, overwrite: bool = False) -> str:
+def check_output(
+    path: Path, events: Sequence[type[Event]], *, overwrite: bool = False, where: str = "generate"
+) -> str:
     """Check, before any work, that a result can be written to a path; return the form to ask for.
 
     Args:
         path: Path of the file.
         events: Types of the events that answer the request.
         overwrite: True if the file may replace an existing one.
+        where: Name of the command, for messages.
 
     Returns:
         "video" or "frames" where a request has the choice, else "".
@@ -47,18 +50,10 @@ def check_output(path: Path, events: Sequence[type[Event]], *, overwrite: bool =
         InvalidRequest: The suffix is not allowed, the folder is missing or read-only, or the file exists.
     """
     allowed = suffixes(events)
-    problem = ""
-    if path.suffix not in allowed:
-        problem = f"must end in {' or '.join(allowed)}"
-    elif path.is_dir():
-        problem = "must be a file, not a folder"
-    elif not path.parent.is_dir():
-        problem = "must be in a folder that exists"
-    elif not os.access(path.parent, os.W_OK | os.X_OK):
-        problem = "must be in a folder that can be written"
+    problem = place_problem(path, allowed)
     if problem:
-        raise InvalidRequest(f"generate: --output {problem}, got {path}; try --output out{allowed[0]}")
-    raise_all("generate", replaced_files({"--output": path}, overwrite=overwrite))
+        raise InvalidRequest(f"{where}: --output {problem}, got {path}; try --output out{allowed[0]}")
+    raise_all(where, replaced_files({"--output": path}, overwrite=overwrite))
     forms = [form for event, (suffix, form) in _FORMS.items() if event in events and suffix == path.suffix]
     return forms[0] if len([event for event in events if event in _FORMS]) > 1 and forms else ""
 

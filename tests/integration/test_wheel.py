@@ -134,6 +134,9 @@ def test_bare_install_works_without_a_heavy_library_when_its_commands_run(bare: 
         done = bare.slipway(command)
         assert (done.returncode, done.stdout) == (1, "")
         assert re.fullmatch(r"error: [^\n]*localhost:1[^\n]*\n", done.stderr)
+    done = bare.slipway("continue lacking.slipway --url localhost:1")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert re.fullmatch(r"error: lacking.slipway: [^\n]+\n", done.stderr)
     code = (
         "import importlib.util, slipway_client; slipway_client.Client\n"
         f"print(*(name for name in {HEAVY} if importlib.util.find_spec(name)))"

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from slipway_export.options import ExportOptions
     from slipway_export.sizing.estimate import Machine, ResourceEstimate
+    from slipway_export.sizing.states import StateEstimate
     from slipway_export.spec import Component, Family
 
 
@@ -35,15 +36,20 @@ def plan(
     from slipway_export.commands.terminal import quiet_libraries
     from slipway_export.sizing.estimate import this_machine
     from slipway_export.sizing.placed import estimate_placed, exported_models
+    from slipway_export.sizing.states import estimate_states
 
     with quiet_libraries():
         models = exported_models(repository)
         machine = this_machine()
         result = estimate_placed(models, machine, checkpoint)
+        states = estimate_states(repository, models, checkpoint)
     if json:
-        print_json({**_document(result.estimates, machine), "unknown": list(result.unknown)})
+        document = {**_document(result.estimates, machine), "unknown": list(result.unknown)}
+        print_json({**document, "states": [_state_document(state) for state in states]})
         return
     print_placed_estimates(result.estimates)
+    for state in states:
+        typer.echo(describe_state(state))
     _print_machine(machine)
     for problem in result.unknown:
         typer.echo(problem)
@@ -211,6 +217,24 @@ def _document(estimates: Sequence[ResourceEstimate], machine: Machine) -> dict[s
             "traced_operator_s": machine.call_s,
         },
     }
+
+
+def describe_state(state: StateEstimate) -> str:
+    """Describe the size of a stopped video's state in one sentence."""
+    shape = ", ".join(map(str, state.latents))
+    of = f"{state.latents_kept} x {format_bytes(state.latents_bytes)} of latents [{shape}] and their history"
+    if state.carried_bytes:
+        of += f", {format_bytes(state.carried_bytes)} from earlier sections"
+    cache = ""
+    if state.cache_bytes is None:
+        cache = "; a first-block cache adds the inputs of a step, whose size is unknown; try --checkpoint"
+    elif state.cache_bytes:
+        cache = f"; a first-block cache adds {format_bytes(state.cache_bytes)}"
+    return f"{state.model}: the state of a stopped video has {format_bytes(state.state_bytes)} ({of}){cache}."
+
+
+def _state_document(state: StateEstimate) -> dict[str, Any]:
+    return {**asdict(state), "state_bytes": state.state_bytes}
 
 
 def _print_machine(machine: Machine) -> None:

@@ -7,7 +7,8 @@ components are described anew and their work is counted. Otherwise only what fol
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -98,6 +99,28 @@ def _estimate_model(model: ExportedModel, machine: Machine, checkpoint: str | No
     """Describe a model's graphs again and count their operations.
 
     Raises:
+        InvalidRequest: See :func:`described`.
+    """
+    with described(model, checkpoint) as by_graph:
+        return [
+            replace(need, disk_bytes=model.bytes(graph), model=model.folder.name)
+            for graph, precision in model.precisions.items()
+            for need in _estimate_graph(model, by_graph[graph], precision, machine)
+        ]
+
+
+@contextmanager
+def described(model: ExportedModel, checkpoint: str | None = None) -> Iterator[dict[str, Component]]:
+    """Describe a model's graphs again, from the configurations of its checkpoint.
+
+    Args:
+        model: Model from :func:`exported_models`.
+        checkpoint: Preset, folder or hub id of the configurations, if it is not the one in the manifest.
+
+    Yields:
+        The components by their graphs; their networks can be built while the block runs.
+
+    Raises:
         InvalidRequest: The configurations are missing, or no longer those that the model was made of.
     """
     family = family_named(model.facts["family"]).variant(model.facts.get("variant"))
@@ -122,11 +145,7 @@ def _estimate_model(model: ExportedModel, machine: Machine, checkpoint: str | No
                 f"checkpoint {place} must be the one that {model.folder.name} was exported from, got one"
                 f" without its graphs {', '.join(missing)}"
             )
-        return [
-            replace(need, disk_bytes=model.bytes(graph), model=model.folder.name)
-            for graph, precision in model.precisions.items()
-            for need in _estimate_graph(model, by_graph[graph], precision, machine)
-        ]
+        yield by_graph
 
 
 def _estimate_graph(

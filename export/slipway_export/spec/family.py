@@ -15,6 +15,7 @@ from slipway_serving.protocol.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from slipway_export.checkpoint.checkpoint import Checkpoint
+    from slipway_serving.diffusion.videos.sizes import StateSize
     from slipway_serving.protocol.events import Event
     from slipway_serving.protocol.requests import Request
 
@@ -138,6 +139,8 @@ class Family:
             named.
         former_names: Names of components in this project, by the name that another exporter uses
             (``--model-type``).
+        state_size: Function that returns the size of a stopped video's state at the usual size of a video,
+            from the version folder of the family's pipeline; None if the family has no such videos.
     """
 
     name: str
@@ -155,6 +158,7 @@ class Family:
     sizes: Mapping[str, str] = field(default_factory=dict)
     graph_file: GraphFile | None = None
     former_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    state_size: Callable[[Path], StateSize] | None = None
 
     def variant(self, name: str | None) -> Family:
         """Return the family with the plan and the files of one of its variants.

@@ -168,6 +168,17 @@ def test_progress_is_a_few_plain_lines_when_stderr_is_no_terminal(capsys: pytest
     assert "elapsed" in lines[0] and "remaining" in lines[0]
 
 
+def test_remaining_time_is_that_of_the_steps_done_here_when_a_video_is_continued(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    times = iter([0.0, 1.0, 2.0])
+    monkeypatch.setattr("slipway_client.progress.time.monotonic", lambda: next(times))
+    with progress("step", quiet=False) as report:
+        report(9, 12)
+        report(10, 12)
+    assert capsys.readouterr().err.splitlines()[-1] == "step 10/12, 2.0 s elapsed, 2.0 s remaining"
+
+
 def test_progress_is_silent_when_quiet(capsys: pytest.CaptureFixture[str]) -> None:
     with progress("step", quiet=True) as report:
         report(1, 2)

@@ -189,3 +189,14 @@ def test_drain_does_not_take_the_page_of_another_server_for_idle(
     with http_peer({"/metrics": once(answered(page))}) as place:
         assert root.run(["drain", "--metrics", place, "--timeout-s", "0"]) == 1
     assert "drain: metrics cannot be read at" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("flag", ["--refuse", "--checkpoint"])
+def test_drain_names_the_flag_that_cannot_work_when_the_server_is_elsewhere(
+    flag: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with http_peer({"/metrics": once(answered(b"nv_x 1\n"))}) as place:
+        assert root.run(["drain", "--metrics", place, "--timeout-s", "0", flag]) == 1
+    err = capsys.readouterr().err
+    assert f"drain: {flag} needs a server on this machine, and none has its metrics at {place}" in err
+    assert f"or without {flag}" in err and err.count("\n") == 1

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -46,6 +47,8 @@ from slipway_serving.protocol.errors import InvalidRequest, raise_all
 
 if TYPE_CHECKING:
     from torch import nn
+
+    from slipway_serving.diffusion.videos.sizes import StateSize
 
 NAME = "framepack_i2v"
 TRANSFORMER = "lllyasviel/FramePackI2V_HY"
@@ -305,6 +308,12 @@ def facts_of(checkpoint: Checkpoint, axes: Sequence[Axis]) -> Facts:
     )
 
 
+def _state_size(folder: Path) -> StateSize:
+    from slipway_serving.families.framepack_i2v.pipeline import usual_state_size
+
+    return usual_state_size(folder)
+
+
 FAMILY = Family(
     name=NAME,
     upstream=f"hunyuanvideo-community/HunyuanVideo with {TRANSFORMER} and lllyasviel/flux_redux_bfl",
@@ -325,6 +334,7 @@ FAMILY = Family(
     axes=PUBLIC_AXES,
     presets=PRESETS,
     plan=plan,
+    state_size=_state_size,
     variants={
         "first-block-cache": Variant(
             "a transformer that requests may ask to reuse what its later blocks gave (cache_threshold)",

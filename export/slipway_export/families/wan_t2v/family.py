@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slipway_export.checkpoint.checkpoint import Checkpoint
@@ -44,6 +45,8 @@ from slipway_serving.protocol.video.requests import Decoding
 if TYPE_CHECKING:
     from diffusers import AutoencoderKLWan
     from torch import nn
+
+    from slipway_serving.diffusion.videos.sizes import StateSize
 
 NAME = "wan_t2v"
 # WanPipeline's max_sequence_length: prompts are padded with zeros to this number of embeddings.
@@ -387,6 +390,12 @@ def _pipeline_facts(
     return (json.dumps(facts, indent=2) + "\n").encode()
 
 
+def _state_size(folder: Path) -> StateSize:
+    from slipway_serving.families.wan_t2v.pipeline import usual_state_size
+
+    return usual_state_size(folder)
+
+
 FAMILY = Family(
     name=NAME,
     upstream="Wan-AI/Wan2.2-T2V-A14B-Diffusers",
@@ -406,6 +415,7 @@ FAMILY = Family(
     axes=PUBLIC_AXES,
     presets=PRESETS,
     plan=plan,
+    state_size=_state_size,
     variants={
         "first-block-cache": Variant(
             "denoisers that requests may ask to reuse what their later blocks gave (cache_threshold)",
