@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from slipway_benchmarks.denoiser.benchmark import DenoiserResult
     from slipway_benchmarks.engines.benchmark import EnginesResult
+    from slipway_benchmarks.pipelines.stopping import StoppingResult
     from slipway_benchmarks.pipelines.video import VideoResult
     from slipway_benchmarks.pipelines.world import WorldResult
     from slipway_benchmarks.quality.benchmark import Example, MeaningResult
@@ -105,6 +106,25 @@ def draw_world(result: WorldResult, path: Path) -> None:
         f"anew ÷ cached, block {result.options.at_block}": result.caches,
     }
     _bars(axes, found, f"{result.options.mode}: ratios, {result.options.blocks} blocks")
+    figure.savefig(path)
+
+
+def draw_stopping(result: StoppingResult, path: Path) -> None:
+    """Draw the stopping benchmark: ratios of times, and times of a stop and of a continuation."""
+    figure, panels = new_figure(2)
+    drafts, stops = result.drafts, result.stops
+    found = {
+        "draft ÷ whole video": drafts.draft_ratio,
+        "continuation ÷ whole video": drafts.continued_ratio,
+        "steps with ÷ without checkpoints": result.checkpoints.ratio,
+    }
+    _bars(panels[0], found, "ratios of times (bar: median, line: min to max)")
+    times = {
+        "stop": stops.stop_s,
+        "continue, with a step": stops.continue_s,
+        "the step after": stops.step_s,
+    }
+    _bars(panels[1], times, "times, s (bar: median, line: min to max)")
     figure.savefig(path)
 
 

@@ -11,7 +11,9 @@ import typer
 from slipway_benchmarks.capacity.command import capacity_bench
 from slipway_benchmarks.denoiser.command import denoiser
 from slipway_benchmarks.engines.command import engines
+from slipway_benchmarks.pipelines.drain_command import drain
 from slipway_benchmarks.pipelines.real_size_command import real_size
+from slipway_benchmarks.pipelines.stopping_command import stopping
 from slipway_benchmarks.pipelines.video_command import video
 from slipway_benchmarks.pipelines.world_command import world
 from slipway_benchmarks.quality.command import quality
@@ -28,6 +30,8 @@ bench.command("backends")(backends)
 bench.command("denoiser")(denoiser)
 bench.command("engines")(engines)
 bench.command("video")(video)
+bench.command("stopping")(stopping)
+bench.command("drain")(drain)
 bench.command("wakeword")(wakeword)
 bench.command("world")(world)
 bench.command("quality")(quality)

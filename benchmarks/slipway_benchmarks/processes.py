@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import resource
 import shlex
 import signal
@@ -75,6 +76,17 @@ class Tree:
         """Return the CPU time of the living processes so far, in seconds."""
         return sum(_cpu_s(process) for process in self._processes())
 
+    def own_bytes(self, model: str | None = None) -> int:
+        """Return the anonymous and the shared memory of the living processes together, in bytes.
+
+        A page that several of them map counts only once. Pages of mapped files are left out, because a file's
+        share depends on the processes outside the tree that map it too.
+
+        Args:
+            model: Name of a served Python model whose instances alone count; None counts all processes.
+        """
+        return sum(_own_bytes(each) for each in self._processes() if model is None or _serves(each, model))
+
     def _processes(self) -> list[psutil.Process]:
         return [self._root, *self._root.children(recursive=True)]
 
@@ -92,6 +104,22 @@ def _rss_bytes(process: psutil.Process) -> int:
     with contextlib.suppress(psutil.NoSuchProcess):
         return int(process.memory_info().rss)
     return 0
+
+
+def _own_bytes(process: psutil.Process) -> int:
+    """Return a process's proportional share of anonymous and shared memory; 0 for one that has ended."""
+    try:
+        lines = Path(f"/proc/{process.pid}/smaps_rollup").read_text(encoding="utf-8").splitlines()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+    return sum(1024 * int(line.split()[1]) for line in lines if line.startswith(("Pss_Anon:", "Pss_Shmem:")))
+
+
+def _serves(process: psutil.Process, model: str) -> bool:
+    """Return True if a process is an instance of a model: Triton names instance 1 "MODEL_0_1"."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return any(re.fullmatch(rf"{re.escape(model)}(_\d+)+", part) for part in process.cmdline())
+    return False
 
 
 def _cpu_s(process: psutil.Process) -> float:
@@ -146,21 +174,32 @@ class Serving:
         url: Address of its gRPC port.
         tree: Process tree of the server, which is still sampled.
         started: Resources that it took until it was ready.
+        process: Process of `slipway serve`.
     """
 
     url: str
     tree: Tree
     started: Ran
+    process: subprocess.Popen[str]
 
 
 @contextlib.contextmanager
-def serving(repository: Path, ready_timeout_s: int, log: Path) -> Iterator[Serving]:
-    """Serve a repository with `slipway serve` on free ports, and stop it at the end.
+def serving(
+    repository: Path, ready_timeout_s: int, log: Path, options: Sequence[str] = ()
+) -> Iterator[Serving]:
+    """Serve a repository with `slipway serve` on free ports, and stop it at the end if it still runs.
+
+    Args:
+        repository: Repository to serve.
+        ready_timeout_s: Longest time for all models to load, in seconds.
+        log: Path of the file that receives the server's messages.
+        options: Further options of `slipway serve`.
 
     Raises:
         Unrecoverable: The server did not become ready; the message has its last lines.
     """
     arguments = ["serve", "--repository", str(repository), "--ready-timeout-s", str(ready_timeout_s)]
+    arguments += options
     typed = shown(arguments)
     ports = [part for name in ("http", "grpc", "metrics") for part in (f"--{name}-port", "0")]
     load, began = os.getloadavg()[0], time.monotonic()
@@ -174,7 +213,7 @@ def serving(repository: Path, ready_timeout_s: int, log: Path) -> Iterator[Servi
                 if url is None:
                     raise Unrecoverable(f"`{typed}` must become ready, got:\n{_tail(log)}\n  log: {log}")
                 took = (time.monotonic() - began, tree.cpu_s(), tree.peak_bytes)
-                yield Serving(url, tree, Ran(typed, *took, load))
+                yield Serving(url, tree, Ran(typed, *took, load), process)
             finally:
                 process.send_signal(signal.SIGINT)
                 process.communicate()

@@ -28,6 +28,12 @@ def summarize(values: Sequence[float]) -> Summary:
     return Summary(min(values), statistics.median(values), max(values), tuple(values))
 
 
+def quartiles(values: Sequence[float]) -> tuple[float, float]:
+    """Return the first and the third quartile of at least one value, between values where need be."""
+    first, third = np.quantile(np.asarray(values, np.float64), (0.25, 0.75))
+    return float(first), float(third)
+
+
 def ratios(baseline: Sequence[float], other: Sequence[float]) -> list[float]:
     """Return baseline ÷ other, round by round; above 1, the other is faster.
 

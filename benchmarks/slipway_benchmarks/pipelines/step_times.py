@@ -11,7 +11,7 @@ from slipway_client import Progress
 
 def step_ends_s(events: Iterable[object]) -> list[float]:
     """Return the times of the progress events of a run, each at the end of a step, in seconds."""
-    return [event.elapsed_s for event in events if isinstance(event, Progress)]
+    return [event.elapsed_s for event in events if isinstance(event, Progress) and event.phase is None]
 
 
 def step_ms(ends_s: Sequence[float]) -> float:

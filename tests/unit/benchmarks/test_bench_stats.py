@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slipway_benchmarks.stats import fit_line, ratios, summarize
+from slipway_benchmarks.stats import fit_line, quartiles, ratios, summarize
 
 
 def test_summary_has_min_median_max_and_values_in_order_when_summarized() -> None:
@@ -41,3 +41,8 @@ def test_line_explains_all_when_nothing_grows() -> None:
 def test_line_is_refused_when_all_points_have_one_x() -> None:
     with pytest.raises(ValueError, match="two points"):
         fit_line([2, 2], [1, 3])
+
+
+def test_quartiles_are_between_values_when_no_value_is_there() -> None:
+    assert quartiles([1.0, 2.0, 3.0, 4.0]) == (1.75, 3.25)
+    assert quartiles([5.0]) == (5.0, 5.0)

@@ -42,7 +42,7 @@ RESULT = VideoResult(
 
 def test_time_per_step_is_the_median_between_progress_events() -> None:
     events = [Progress(step, 4, at) for step, at in enumerate((5.0, 5.1, 5.4, 5.6), 1)]
-    ends_s = step_ends_s([*events, "the result"])
+    ends_s = step_ends_s([Progress(0, 0, 0.0, phase="waiting"), *events, "the result"])
     assert ends_s == [5.0, 5.1, 5.4, 5.6]
     assert round(step_ms(ends_s), 3) == 200.0
 
