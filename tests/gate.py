@@ -79,17 +79,21 @@ class Gate:
         os.replace(self.folder / "allowed.new", self.folder / "allowed")  # noqa: PTH105 - one file for another
 
 
-def gated(repository: Path, folder: Path) -> tuple[Path, Gate]:
+def gated(repository: Path, folder: Path, *, spares: bool = False) -> tuple[Path, Gate]:
     """Return a copy of a repository whose first denoiser waits at a gate, and the gate.
 
     Args:
         repository: of an export of `wan_t2v`.
         folder: new, for both.
+        spares: whether the pipeline keeps the instances that hold waiting requests; without them, requests
+            wait in Triton's queue.
     """
     copy = Path(shutil.copytree(repository, folder / "models"))
     gate = Gate(folder)
     (folder / "calls").write_text("0")
     gate._allow(0)
+    if not spares:
+        without_spares(copy / "wan_t2v" / "config.pbtxt")
     config = text_format.Parse((copy / GATED / "config.pbtxt").read_text(), model_config_pb2.ModelConfig())
     config.backend = "python"
     for field in ("platform", "parameters", "model_warmup", "default_model_filename", "optimization"):
@@ -99,6 +103,13 @@ def gated(repository: Path, folder: Path) -> tuple[Path, Gate]:
     (copy / GATED / "config.pbtxt").write_text(text_format.MessageToString(config))
     (copy / GATED / "1" / "model.py").write_text(_MODEL.format(folder=str(folder)))
     return copy, gate
+
+
+def without_spares(file: Path) -> None:
+    """Take the instances that hold waiting requests from a pipeline's config."""
+    config = text_format.Parse(file.read_text(), model_config_pb2.ModelConfig())
+    config.instance_group[0].count = int(config.parameters["concurrent_requests"].string_value)
+    file.write_text(text_format.MessageToString(config))
 
 
 def reports(server: Server) -> list[dict[str, Any]]:

@@ -44,7 +44,7 @@ from slipway_serving.triton.server import Server, ServerConfig
 TOKEN = "0123456789abcdef"
 VIDEO = TextToVideoRequest(prompt="a lake", frames=9, height=64, width=64, steps=4, seed=1)
 LONG = TextToVideoRequest(prompt="a lake", frames=33, height=128, width=128, steps=50, seed=1)
-USERS = 5
+USERS = 9
 HOSTILE = 'x",code="y"}\n# HELP z\nslipway_frames_total{model="\u202eevil\U0001f47e"} 1'
 
 

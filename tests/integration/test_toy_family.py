@@ -5,10 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
-import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -17,48 +14,34 @@ from typing import Any, Literal
 import httpx
 import numpy as np
 import pytest
-import torch
 from prometheus_client.parser import text_string_to_metric_families
 from server_fixtures import wait_until
+from toy_fixtures import (
+    ACTIONS,
+    PICTURE,
+    PROTOCOLS,
+    expected_frames,
+    installed_toy,
+    slipway,
+    toy_repository,
+    url_of,
+)
 
 from slipway_client import AsyncClient, Client, FramesPart, InvalidRequest, Overloaded, Progress
-from slipway_export.families import registered
-from slipway_export.spec import Loading
 from slipway_serving.triton.server import Server, ServerConfig
-
-ROOT = Path(__file__).resolve().parents[2]
-PROTOCOLS: tuple[Literal["grpc", "http"], ...] = ("grpc", "http")
-PICTURE = np.random.default_rng(3).integers(0, 256, (24, 32, 3), np.uint8)
-ACTIONS = np.random.default_rng(4).uniform(-1, 1, (5, 2, 4)).astype(np.float32)
 
 
 @pytest.fixture(scope="module")
 def toy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The distribution, installed by pip into a folder on the import path."""
-    source = tmp_path_factory.mktemp("toy") / "source"
-    shutil.copytree(ROOT / "tests/toy_family", source)
-    target = source.parent / "installed"
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-deps"]
-    subprocess.run([*pip, "--no-build-isolation", "--target", target, source], check=True)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(target))
-        patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (str(target), os.environ.get("PYTHONPATH")))))
-        registered.cache_clear()
+    with installed_toy(tmp_path_factory.mktemp("toy")) as target:
         yield target
-    registered.cache_clear()
-
-
-def slipway(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "slipway_cli.root", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 @pytest.fixture(scope="module")
-def repository(toy: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def repository(toy: Path, shared: Path) -> Path:
     """The tiny checkpoint's repository, by the command line."""
-    repository = tmp_path_factory.mktemp("toy-models") / "repository"
-    done = slipway("export", "toy", "--checkpoint", "tiny", "--repository", repository)
-    assert done.returncode == 0, done.stderr
+    repository = toy_repository(shared)
     points = [
         row["point"] for row in json.loads((repository / "toy_world/manifest.json").read_text())["parity"]
     ]
@@ -72,10 +55,6 @@ def server(repository: Path) -> Iterator[Server]:
         yield running
 
 
-def url_of(server: Server, protocol: str) -> str:
-    return server.grpc_url if protocol == "grpc" else server.http_url
-
-
 def opening(**fields: Any) -> Any:
     from slipway_toy.request import ToyWorldRequest
 
@@ -86,41 +65,6 @@ def steering(block: int) -> Any:
     from slipway_toy.request import Steering
 
     return Steering(ACTIONS[block])
-
-
-def expected_frames(blocks: int) -> np.ndarray:
-    """Generate with PyTorch alone: the whole network at once for each step, its noise in the same order."""
-    from slipway_toy.family import SHIFT, STEPS
-    from slipway_toy.network import Block, Decode, Encode, ToyDenoiser, ToyVae
-
-    from slipway_export.checkpoint.opening import open_checkpoint
-    from slipway_export.families import family_named
-    from slipway_export.spec import Precision
-    from slipway_serving.diffusion.noise import Noise
-    from slipway_serving.diffusion.schedules import FewStep
-
-    with open_checkpoint(family_named("toy"), "tiny") as checkpoint, torch.no_grad():
-        block = Block(checkpoint.load("denoiser", ToyDenoiser, Precision.FP32, Loading.READ))
-        vae = checkpoint.load("vae", ToyVae, Precision.FP32, Loading.READ)
-        picture = torch.from_numpy(PICTURE.astype(np.float32) / np.float32(127.5) - 1)
-        condition = Encode(vae)(picture.permute(2, 0, 1)[None])
-        noise, clean, frames = Noise(7), [], []
-        for index in range(blocks):
-            schedule = FewStep(STEPS, SHIFT, noise)
-            latents = noise.next((1, 4, 2, 3, 4))
-            for timestep in schedule.timesteps:
-                times = [torch.zeros(1, 2 * index), torch.full((1, 2), float(timestep))]
-                whole = {
-                    "latents": torch.cat([*clean, latents], dim=2),
-                    "timestep": torch.cat(times, dim=1),
-                    "actions": torch.from_numpy(ACTIONS[: index + 1].reshape(1, -1, 4)),
-                    "condition": condition,
-                }
-                latents = schedule.step(block.whole(whole)["sample"][:, :, -2:], timestep, latents)
-            clean.append(latents)
-            frames.append(Decode(vae)(latents))
-    joined = torch.cat(frames, dim=2)[0].permute(1, 2, 3, 0)
-    return ((joined.clamp(-1, 1) + 1) * 127.5).round().numpy().astype(np.uint8)
 
 
 def gauge(server: Server, name: str) -> float:

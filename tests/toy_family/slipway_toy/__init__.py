@@ -1,1 +1,1 @@
-"""A family that lies outside Slipway: a small world that begins with a picture and is steered live."""
+"""A family that lies outside Slipway: a small world that is steered live, and videos, from a picture."""

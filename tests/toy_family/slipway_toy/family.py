@@ -1,9 +1,10 @@
-"""The family: its components, the authored model around them, and a tiny checkpoint in its layout."""
+"""The family: its components, the authored models around them, and a tiny checkpoint in its layout."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +27,8 @@ from slipway_export.spec import (
     TensorSpec,
     Tolerance,
 )
-from slipway_toy.request import ACTIONS, BLOCK_FRAMES, MODEL, PIXELS_PER_LATENT, ToyWorldRequest
+from slipway_toy.request import ACTIONS, BLOCK_FRAMES, PIXELS_PER_LATENT, ToyWorldRequest
+from slipway_toy.video_request import ToyVideoRequest
 
 if TYPE_CHECKING:
     from torch import nn
@@ -41,6 +43,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "denoiser/config.json": {"channels": 4, "dim": 16, "window_frames": 6},
     "vae/config.json": {"channels": 4},
 }
+REQUESTS = (ToyWorldRequest, ToyVideoRequest)
 STEPS = (1000, 500)
 SHIFT = 5.0
 
@@ -114,13 +117,14 @@ def plan(checkpoint: Checkpoint, axes: Sequence[Axis]) -> Plan:
         "steps": STEPS,
         "shift": SHIFT,
     }
-    world = AuthoredModel(
-        MODEL,
-        {"1/facts.json": json.dumps(facts).encode()},
-        source=MODELS / MODEL,
-        request=ToyWorldRequest,
+    told = {"1/facts.json": json.dumps(facts).encode()}
+    authored = tuple(
+        AuthoredModel(request.model, told, source=MODELS / request.model, request=request)
+        for request in REQUESTS
     )
-    return Plan((block, encoder, decoder), (world,), (steps,))
+    # The world keeps its window in a graph of its own; videos bring theirs to a model.
+    denoiser = replace(block, name="denoiser", graph="model")
+    return Plan((block, denoiser, encoder, decoder), authored, (steps,))
 
 
 def _load(checkpoint: Checkpoint, view: str, precision: Precision, loading: Loading) -> Any:
@@ -152,12 +156,12 @@ FAMILY = Family(
     name=NAME,
     upstream="nobody/toy-world",
     summary="a small world that is steered block by block",
-    served=(MODEL,),
+    served=tuple(request.model for request in REQUESTS),
     layout=tuple(CONFIGS),
     axes=AXES,
     presets={"tiny": Preset("random weights, 16 to 64 pixels a side", CONFIGS, AXES, _write)},
     plan=plan,
-    requests=(ToyWorldRequest,),
+    requests=REQUESTS,
     files={
         "denoiser-weights": NamedFile(f"denoiser/{WEIGHTS}", leads_to=_config_beside),
         "vae-weights": NamedFile(f"vae/{WEIGHTS}", leads_to=_config_beside),

@@ -20,6 +20,9 @@ ACTIONS = 4
 PIXELS_PER_LATENT = 8
 MODEL = "toy_world"
 
+FirstFrame = Annotated[bytes | NDArray[np.uint8], Image("the first frame", smallest_px=16, largest_px=64)]
+Output = Annotated[str, one_of(("frames", "frames_base64"), "form of the frames")]
+
 
 @dataclass(frozen=True, eq=False)
 class Steering(Request):
@@ -54,13 +57,18 @@ class ToyWorldRequest(Request):
     events: ClassVar[tuple[type[Event], ...]] = (Progress, FramesPart)
     turn: ClassVar[type[Request] | None] = Steering
 
-    image: Annotated[bytes | NDArray[np.uint8], Image("the first frame", smallest_px=16, largest_px=64)]
+    image: FirstFrame
     seed: Seed = 0
-    output: Annotated[str, one_of(("frames", "frames_base64"), "form of the frames")] = "frames"
+    output: Output = "frames"
 
     def conflicts(self) -> list[str]:
         """Return what is wrong with the picture's sides, once it is known to be one."""
-        height, width, _ = images.pixels(self.image).shape
-        if height % PIXELS_PER_LATENT or width % PIXELS_PER_LATENT:
-            return [f"image must be multiples of {PIXELS_PER_LATENT} px a side, got {width}x{height}"]
-        return []
+        return side_problems(self.image)
+
+
+def side_problems(image: bytes | NDArray[np.uint8]) -> list[str]:
+    """Return the problem of a picture whose sides are no multiples of 8: a list of at most one sentence."""
+    height, width, _ = images.pixels(image).shape
+    if height % PIXELS_PER_LATENT or width % PIXELS_PER_LATENT:
+        return [f"image must be multiples of {PIXELS_PER_LATENT} px a side, got {width}x{height}"]
+    return []

@@ -12,32 +12,19 @@ from numpy.typing import NDArray
 
 from slipway_serving.diffusion.denoise import denoise
 from slipway_serving.diffusion.noise import Noise
-from slipway_serving.diffusion.schedules import FewStep
 from slipway_serving.protocol import images
 from slipway_serving.protocol.errors import InvalidRequest
 from slipway_serving.protocol.events import Event, Progress, tensors
 from slipway_serving.protocol.requests import decode_turn
 from slipway_serving.runtime.graph import Graph, State
 from slipway_serving.runtime.interruption import Interruption
-from slipway_serving.runtime.json_facts import read_facts
 from slipway_serving.runtime.metrics import DENOISE_STEP, FRAMES
 from slipway_serving.runtime.program import Call, Responses, Settings
 from slipway_serving.runtime.sessions import Sessions, TurnState
 from slipway_serving.video.delivery import frame_parts
-from slipway_serving.video.frames import to_uint8
-from slipway_toy.request import BLOCK_FRAMES, PIXELS_PER_LATENT, Steering, ToyWorldRequest
-
-
-@dataclass(frozen=True)
-class Facts:
-    """What the export says of the network."""
-
-    axes: dict[str, list[int]]
-    channels: int
-    dim: int
-    window_frames: int
-    steps: tuple[int, ...]
-    shift: float
+from slipway_toy.facts import Facts
+from slipway_toy.pictures import decode_frames, encode_picture
+from slipway_toy.request import BLOCK_FRAMES, Steering, ToyWorldRequest
 
 
 @dataclass(frozen=True)
@@ -67,9 +54,7 @@ class ToyWorld:
     def __init__(self, settings: Settings) -> None:
         torch.set_num_threads(1)
         self._model = settings.model
-        self._facts = read_facts(Facts, settings.folder / "facts.json")
-        # The first request must not be the first to try the steps of the facts.
-        FewStep(self._facts.steps, self._facts.shift, Noise(0))
+        self._facts = Facts.read(settings.folder)
         self._graph = Graph(settings, "block.onnx")
         self._sessions: Sessions[Place] = Sessions.from_settings(settings)
         self._recorder = settings.recorder
@@ -97,30 +82,19 @@ class ToyWorld:
                 f"{self._model}: image must be given in the first turn of a session, got nothing"
             )
         picture = images.pixels(opened.image)
-        self._check_size(picture.shape)
-        samples = picture.astype(np.float32).transpose(2, 0, 1)[None] / np.float32(127.5) - 1
-        inputs = {"image": np.ascontiguousarray(samples)}
-        condition = call.models.call("toy_image_encoder", inputs, ["condition"])["condition"]
-        places = (self._facts.window_frames - BLOCK_FRAMES) * condition.shape[2] * condition.shape[3]
-        empty = np.zeros((1, places, self._facts.dim), np.float32)
+        self._facts.check_size(picture.shape, self._model)
+        condition = encode_picture(picture, call.models)
+        empty = np.zeros(self._facts.window_shape(*condition.shape[2:]), np.float32)
         window = {"keys": empty, "values": empty}
         return Place(condition, Noise(opened.seed), opened.output.endswith("_base64"), window)
-
-    def _check_size(self, shape: tuple[int, ...]) -> None:
-        for side, size in zip(("height", "width"), shape, strict=False):
-            low, _, high = (PIXELS_PER_LATENT * tokens for tokens in self._facts.axes[side])
-            if not low <= size <= high:
-                raise InvalidRequest(
-                    f"{self._model}: image must be {low} to {high} px in {side}, as exported, got {size}"
-                )
 
     def _block(
         self, world: TurnState[Place], steering: Steering, call: Call, interruption: Interruption
     ) -> Iterator[Event]:
         """Denoise a block, commit it to the window, and give its frames."""
         place = world.state
-        shape = (1, self._facts.channels, BLOCK_FRAMES, *place.condition.shape[2:])
-        schedule = FewStep(self._facts.steps, self._facts.shift, place.noise)
+        shape = self._facts.block_shape(*place.condition.shape[2:])
+        schedule = self._facts.schedule(place.noise)
 
         def predict(latents: torch.Tensor, timestep: torch.Tensor, step: int) -> torch.Tensor:
             sample = self._run(place, steering, latents, float(timestep))["sample"]
@@ -134,8 +108,7 @@ class ToyWorld:
         committed = self._run(place, steering, latents, 0.0)
         window = {name: committed[f"next_{name}"] for name in place.window}
         world.state = replace(place, window=window, start=place.start + BLOCK_FRAMES)
-        decoded = call.models.call("toy_decoder", {"latents": latents.numpy()}, ["sample"])["sample"]
-        frames = to_uint8(decoded)
+        frames = decode_frames(latents.numpy(), call.models)
         self._recorder.count(FRAMES, len(frames))
         yield from frame_parts(frames, place.start, interruption, as_text=place.as_text)
 

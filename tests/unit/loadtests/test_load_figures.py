@@ -47,6 +47,13 @@ def watched(*events: Any, error: BaseException | None = None) -> Outcome:
     return found
 
 
+def test_watch_counts_no_step_while_the_request_waits() -> None:
+    steps = (Progress(1, 2, 3.1), Progress(2, 2, 3.5))
+    waits = watched(Progress(0, 0, 0.0, phase="waiting"), Progress(0, 0, 3.0, phase="waiting"), *steps)
+    assert waits.measures["step_s"] == watched(*steps).measures["step_s"]
+    assert "first_frame_s" not in waits.measures
+
+
 def test_watch_measures_from_when_the_request_was_due() -> None:
     frames = FramesPart(np.zeros((1, 2, 2, 3), np.uint8), 0, elapsed_s=0.7)
     found = watched(Progress(1, 2, 0.1), Progress(2, 2, 0.5), frames)
