@@ -191,11 +191,13 @@ class _Job:
                     yield from self._stop(item, reason)
                     return None
                 # At the first boundary, no step has been taken since the last stop.
-                if begun and item.step < item.steps and slot.must_give_way():
-                    with contextlib.suppress(OSError):  # Without room for its state, the request goes on.
-                        return SetAsideState(self._state(item, ""), runtime_folder() / _HELD_FOLDER)
                 if begun:
                     checkpoints.begin(item.step, lambda: self._state(item, ""))  # noqa: B023 - called at once
+                if begun and item.step < item.steps and slot.must_give_way():
+                    # Nothing is sent for this step later, so its checkpoint goes out before the wait.
+                    yield from checkpoints.take()
+                    with contextlib.suppress(OSError):  # Without room for its state, the request goes on.
+                        return SetAsideState(self._state(item, ""), runtime_folder() / _HELD_FOLDER)
                 begun = True
         return None
 
