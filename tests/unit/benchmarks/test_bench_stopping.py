@@ -272,4 +272,4 @@ def test_chart_is_a_png_when_drawn(result: StoppingResult, tmp_path: Path) -> No
 def test_memory_is_that_of_the_processes_and_none_of_a_model_that_is_not_served() -> None:
     with closing(Tree(os.getpid())) as tree:
         assert tree.own_bytes() > 2**20
-        assert tree.own_bytes("wan_t2v") == 0
+        assert tree.own_bytes("served_by_nobody") == 0
