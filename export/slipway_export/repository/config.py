@@ -21,7 +21,7 @@ from slipway_serving.protocol.diffusion.stopping import DenoisingRequest
 from slipway_serving.protocol.errors import InvalidRequest
 from slipway_serving.protocol.events import Event, output_fields
 from slipway_serving.protocol.fields import Array, Field, fields_of
-from slipway_serving.protocol.requests import USUAL_PARAMETER, Request, input_fields
+from slipway_serving.protocol.requests import RANGE_PARAMETER, USUAL_PARAMETER, Request, input_fields
 from slipway_serving.runtime.backends.onnxruntime.arena import ARENA_SHRINKAGE, SHRUNK_ARENAS
 from slipway_serving.runtime.input_sizes import AXES_PARAMETER, ranges_text
 from slipway_serving.runtime.queue_limits import QUEUE_LIMIT_PARAMETER, QUEUE_MODELS_PARAMETER
@@ -124,6 +124,7 @@ def authored_config(
     request: type[Request],
     events: Sequence[type[Event]],
     usual: Mapping[str, int] = MappingProxyType({}),
+    ranges: Mapping[str, tuple[int, int]] = MappingProxyType({}),
 ) -> str:
     """Return an authored model's configuration with the tensors of its request and events.
 
@@ -132,6 +133,7 @@ def authored_config(
         request: Request class of the model.
         events: Event classes of the model's responses.
         usual: Usual values of request fields, written as parameters `usual_FIELD`.
+        ranges: Smallest and largest values of request fields, written as parameters `range_FIELD`.
 
     Raises:
         InvalidRequest: The text has tensors of its own.
@@ -169,6 +171,10 @@ def authored_config(
     parameters = {
         f"{USUAL_PARAMETER}{name}": pb.ModelParameter(string_value=str(value))
         for name, value in usual.items()
+    }
+    parameters |= {
+        f"{RANGE_PARAMETER}{name}": pb.ModelParameter(string_value=f"{low}:{high}")
+        for name, (low, high) in ranges.items()
     }
     added = pb.ModelConfig(input=inputs, output=outputs, parameters=parameters)
     return f"{text.rstrip()}\n{text_format.MessageToString(added)}"

@@ -47,7 +47,7 @@ def stage_authored(model: AuthoredModel, staged: Path) -> Path:
         config = folder / "config.pbtxt"
         events = model.events or model.request.events
         text = config.read_text(encoding="utf-8")
-        config.write_text(authored_config(text, model.request, events, model.usual), "utf-8")
+        config.write_text(authored_config(text, model.request, events, model.usual, model.ranges), "utf-8")
     return folder
 
 

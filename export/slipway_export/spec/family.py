@@ -36,6 +36,8 @@ class AuthoredModel:
         events: Types of its answers, which give the outputs; by default those of the request.
         usual: Values of the request's fields that the exported axes are tuned for. The model's configuration
             includes them, so that a client that does not know the checkpoint can ask for what it can make.
+        ranges: Smallest and largest values of the request's fields that the exported axes allow, for clients
+            that check a request before they send it.
     """
 
     name: str
@@ -44,6 +46,7 @@ class AuthoredModel:
     request: type[Request] | None = None
     events: tuple[type[Event], ...] = ()
     usual: Mapping[str, int] = field(default_factory=dict)
+    ranges: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

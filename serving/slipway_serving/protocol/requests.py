@@ -24,6 +24,9 @@ R = TypeVar("R", bound="Request")
 
 USUAL_PARAMETER = "usual_"
 """Prefix of the parameters in a served model's configuration that give usual values of request fields."""
+RANGE_PARAMETER = "range_"
+"""Prefix of the parameters in a served model's configuration that give the smallest and the largest value of
+a request field, as "LOW:HIGH"."""
 SHAPE_PARAMETER = "shape_"
 """Prefix of the request parameter that gives an input's shape if a protocol carries only flat arrays."""
 NO_LIMITS: Mapping[str, range] = {}

@@ -272,9 +272,11 @@ def test_authored_model_is_staged_with_what_the_export_adds(tmp_path: Path) -> N
     assert [tensor.name for tensor in parsed.input] == ["x", "y", "steps"]
     assert [tensor.name for tensor in parsed.output] == ["label", "values"]
     assert not parsed.parameters
-    usual = stage_authored(replace(model, usual={"steps": 7}), tmp_path / "staged3")
+    described = replace(model, usual={"steps": 7}, ranges={"steps": (1, 9)})
+    usual = stage_authored(described, tmp_path / "staged3")
     parsed = text_format.Parse((usual / "config.pbtxt").read_text(), pb.ModelConfig())
-    assert {name: each.string_value for name, each in parsed.parameters.items()} == {"usual_steps": "7"}
+    told = {name: each.string_value for name, each in parsed.parameters.items()}
+    assert told == {"usual_steps": "7", "range_steps": "1:9"}
     # Its own events go before those of the request; a second export overwrites what the first staged.
     other = stage_authored(replace(model, events=CancelRequest.events), tmp_path / "staged2")
     parsed = text_format.Parse((other / "config.pbtxt").read_text(), pb.ModelConfig())

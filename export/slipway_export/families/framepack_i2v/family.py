@@ -132,11 +132,17 @@ def _pipeline(
     check_schedules(known, f"{checkpoint.where(SCHEDULER_FILE)}: {SCHEDULER_FILE}")
     facts = known.to_json
     by_name = {axis.name: axis for axis in axes}
-    usual = {side: PIXELS_PER_TOKEN * by_name[f"token_{side}"].opt for side in ("height", "width")}
+    sides = {side: by_name[f"token_{side}"] for side in ("height", "width")}
+    usual = {side: PIXELS_PER_TOKEN * axis.opt for side, axis in sides.items()}
+    ranges = {
+        side: (PIXELS_PER_TOKEN * axis.min, PIXELS_PER_TOKEN * axis.max) for side, axis in sides.items()
+    }
     tokenizers = {f"1/{name}": checkpoint.file(name) for name in TOKENIZERS}
     return (
         AuthoredModel(TokensRequest.model, {f"1/{FACTS_FILE}": facts, **tokenizers}, request=TokensRequest),
-        AuthoredModel(NAME, {f"1/{FACTS_FILE}": facts}, request=ImageToVideoRequest, usual=usual),
+        AuthoredModel(
+            NAME, {f"1/{FACTS_FILE}": facts}, request=ImageToVideoRequest, usual=usual, ranges=ranges
+        ),
     )
 
 

@@ -124,7 +124,11 @@ def plan(checkpoint: Checkpoint, axes: Sequence[Axis], *, first_block_cache: boo
         AuthoredModel("wan_t2v_vae_decoder", request=Decoding),
         AuthoredModel("wan_t2v_prompt", request=PromptRequest, events=(PromptEmbeds,)),
         AuthoredModel(
-            "wan_t2v", {"1/pipeline.json": facts}, request=TextToVideoRequest, usual=_usual(by_name)
+            "wan_t2v",
+            {"1/pipeline.json": facts},
+            request=TextToVideoRequest,
+            usual=_usual(by_name),
+            ranges=_ranges(by_name),
         ),
     )
     return Plan((*components, first, following), authored, (stepped,))
@@ -348,10 +352,22 @@ def _load_vae(checkpoint: Checkpoint, loading: Loading) -> AutoencoderKLWan:
 
 def _usual(axes: Mapping[str, Axis]) -> dict[str, int]:
     """Return the video size for which the graphs are tuned."""
+    return _video_size(axes["latent_frames"].opt, axes["token_height"].opt, axes["token_width"].opt)
+
+
+def _ranges(axes: Mapping[str, Axis]) -> dict[str, tuple[int, int]]:
+    """Return the smallest and the largest video that the graphs can make."""
+    names = ("latent_frames", "token_height", "token_width")
+    smallest = _video_size(*(axes[name].min for name in names))
+    largest = _video_size(*(axes[name].max for name in names))
+    return {name: (smallest[name], largest[name]) for name in smallest}
+
+
+def _video_size(latent_frames: int, token_height: int, token_width: int) -> dict[str, int]:
     return {
-        "frames": FRAMES_PER_LATENT * (axes["latent_frames"].opt - 1) + 1,
-        "height": PIXELS_PER_TOKEN * axes["token_height"].opt,
-        "width": PIXELS_PER_TOKEN * axes["token_width"].opt,
+        "frames": FRAMES_PER_LATENT * (latent_frames - 1) + 1,
+        "height": PIXELS_PER_TOKEN * token_height,
+        "width": PIXELS_PER_TOKEN * token_width,
     }
 
 
