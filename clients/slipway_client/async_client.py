@@ -83,9 +83,10 @@ class AsyncClient:
         model: str | None = None,
         timeout_s: float | None = None,
         stop: asyncio.Event | None = None,
+        traceparent: str = "",
     ) -> AsyncGenerator[Output, None]:
         """Run a request; arguments, events and errors are those of :meth:`Client.generate`."""
-        job = Generation(request, model, timeout_s, self._servers.protocol, self._retry, stop)
+        job = Generation(request, model, timeout_s, self._servers.protocol, self._retry, stop, traceparent)
         return self._generate(ContinuedGeneration(job, Route(self._servers, self.url)), stop)
 
     def stream(
@@ -95,9 +96,10 @@ class AsyncClient:
         model: str | None = None,
         timeout_s: float | None = None,
         stop: asyncio.Event | None = None,
+        traceparent: str = "",
     ) -> AsyncGenerator[Event, None]:
         """Run a request and yield every event as it arrives, like :meth:`Client.stream`."""
-        job = Generation(request, model, timeout_s, self._servers.protocol, self._retry, stop)
+        job = Generation(request, model, timeout_s, self._servers.protocol, self._retry, stop, traceparent)
         return self._events(job, Route(self._servers, self.url), stop)
 
     def session(
@@ -196,6 +198,10 @@ class AsyncClient:
         """Fetch the parameters of a model's configuration; see :meth:`Client.model_parameters`."""
         return await self._transport.parameters(model)
 
+    async def models(self) -> tuple[str, ...]:
+        """Fetch the names of the models that are ready; see :meth:`Client.models`."""
+        return await self._transport.models()
+
     async def _generate(
         self, run: ContinuedGeneration, stop: asyncio.Event | None
     ) -> AsyncGenerator[Output, None]:
@@ -244,7 +250,7 @@ class AsyncClient:
         """Send a request once and yield its events."""
         url = route.url
         job.check(await self._ready_metadata(url, job.model, job.deadline))
-        responses = self._responses(url, job.request, job.model, job.tensors, job.deadline, NO_SESSION, stop)
+        responses = self._responses(url, job.request, job.model, job.tensors, job.deadline, job.turn, stop)
         async with aclosing(responses):
             async for response in responses:
                 with decoding(url, job.model):

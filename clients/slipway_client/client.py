@@ -101,6 +101,7 @@ class Client:
         model: str | None = None,
         timeout_s: float | None = None,
         stop: threading.Event | None = None,
+        traceparent: str = "",
     ) -> Generator[Output, None, None]:
         """Run a request of any model family.
 
@@ -112,6 +113,8 @@ class Client:
                 the client gives up 1 s after that.
             stop: Event that stops the request while it runs, once it is set: the server finishes the step
                 under way and sends its state, which comes as :class:`Stopped`.
+            traceparent: Trace that the server's trace of the request continues, as a header of W3C Trace
+                Context; "" means none.
 
         Returns:
             An iterator of the events as they arrive, for example one :class:`Progress` per denoising step.
@@ -133,7 +136,7 @@ class Client:
             DeadlineExceeded: The time limit was reached.
             Unrecoverable: The server failed, or the stream is incomplete.
         """
-        job = Generation(request, model, timeout_s, self._servers.protocol, self._retry, stop)
+        job = Generation(request, model, timeout_s, self._servers.protocol, self._retry, stop, traceparent)
         return self._generate(ContinuedGeneration(job, Route(self._servers, self.url)), stop)
 
     def stream(
@@ -143,13 +146,14 @@ class Client:
         model: str | None = None,
         timeout_s: float | None = None,
         stop: threading.Event | None = None,
+        traceparent: str = "",
     ) -> Generator[Event, None, None]:
         """Run a request and yield every event as it arrives, parts of a video and of states included.
 
         Arguments and errors are those of :meth:`generate`. A stopped video is not continued. Parts of a state
         are the server's, and parts of the result that came before the state of a request do not come again.
         """
-        job = Generation(request, model, timeout_s, self._servers.protocol, self._retry, stop)
+        job = Generation(request, model, timeout_s, self._servers.protocol, self._retry, stop, traceparent)
         return self._events(job, Route(self._servers, self.url), stop)
 
     def session(
@@ -297,6 +301,17 @@ class Client:
         """
         return self._transport.parameters(model)
 
+    def models(self) -> tuple[str, ...]:
+        """Fetch the names of the models that are ready, sorted. Does not retry.
+
+        They come from the server's statistics, since `slipway serve` shows the index of its repository only
+        to holders of the control token.
+
+        Raises:
+            NotReady: No server answers.
+        """
+        return self._transport.models()
+
     def _generate(
         self, run: ContinuedGeneration, stop: threading.Event | None
     ) -> Generator[Output, None, None]:
@@ -342,7 +357,7 @@ class Client:
         """Send a request once and yield its events."""
         url = route.url
         job.check(self._ready_metadata(url, job.model, job.deadline))
-        responses = self._responses(url, job.request, job.model, job.tensors, job.deadline, NO_SESSION, stop)
+        responses = self._responses(url, job.request, job.model, job.tensors, job.deadline, job.turn, stop)
         with closing(responses):
             for response in responses:
                 with decoding(url, job.model):

@@ -41,6 +41,7 @@ class Generation:
         tensors: Tensors of the request, encoded for the protocol.
         delivered: Parts of the result that the state of the request has.
         deadline: Deadline of the whole generation, attempts included.
+        turn: No position in a session, with the trace of the caller.
         has_begun: True if the server has answered the current attempt and does not merely let it wait.
     """
 
@@ -52,6 +53,7 @@ class Generation:
         protocol: Protocol,
         policy: RetryPolicy,
         stop: threading.Event | asyncio.Event | None = None,
+        traceparent: str = "",
     ) -> None:
         self.model = request.model if model is None else model
         request, self.delivered = _split(request, self.model)
@@ -61,6 +63,7 @@ class Generation:
         limit_s = getattr(self.request, "timeout_s", timeout_s)
         self.deadline = Deadline(limit_s, self.model, grace_s=_SERVER_GRACE_S if enforced else 0.0)
         self._policy, self._stop = policy, stop
+        self.turn = Turn(traceparent=traceparent)
         # The first attempt's time counts; later attempts count from the failure after the last response.
         self._attempts: Attempts | None = Attempts(policy, self.deadline)
         self.has_begun = False

@@ -22,6 +22,8 @@ from slipway_serving.protocol.turns import Turn
 Tensors = Mapping[str, NDArray[Any]]
 SESSION_HEADER = "slipway-session"
 """Header that names a request's session, for proxies and load balancers."""
+TRACE_HEADER = "traceparent"
+"""Header of W3C Trace Context that names the trace of a caller."""
 
 
 def turn_parameters(turn: Turn) -> dict[str, int | str | bool]:
@@ -32,8 +34,9 @@ def turn_parameters(turn: Turn) -> dict[str, int | str | bool]:
 
 
 def turn_headers(turn: Turn) -> dict[str, str]:
-    """Return a turn as request headers, so that a proxy can route by session."""
-    return {SESSION_HEADER: quote(str(turn.id), safe="")} if turn.id else {}
+    """Return a turn as request headers, by which a proxy routes a session and a server continues a trace."""
+    headers = {SESSION_HEADER: quote(str(turn.id), safe="")} if turn.id else {}
+    return {**headers, TRACE_HEADER: turn.traceparent} if turn.traceparent else headers
 
 
 def datatype_of(array: NDArray[Any]) -> str:

@@ -190,17 +190,22 @@ async def test_async_infer_gives_the_outputs_when_the_model_answers_once(
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-async def test_usual_size_is_told_when_the_parameters_of_a_model_are_asked_for(
+async def test_models_and_their_usual_sizes_are_told_when_they_are_asked_for(
     server: Server, protocol: Protocol
 ) -> None:
     async with AsyncClient(url_of(server, protocol), protocol) as aio:
         told = await aio.model_parameters("wan_t2v")
+        models = await aio.models()
     with Client(url_of(server, protocol), protocol) as client:
         assert client.model_parameters("wan_t2v") == told
+        assert client.models() == models
+        assert {"wan_t2v", "wan_t2v_tokenizer", "slipway_cancel"} <= set(models)
         with pytest.raises(NotReady, match="nope"):
             client.model_parameters("nope")
     sizes = {name: told[f"usual_{name}"] for name in ("frames", "height", "width")}
     assert sizes == {"frames": "17", "height": "64", "width": "64"}
+    ranges = {name: told[f"range_{name}"] for name in sizes}
+    assert ranges == {"frames": "1:33", "height": "32:128", "width": "32:128"}
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)

@@ -62,6 +62,11 @@ class Peer:
     questions: list[tuple[str, str]] = field(default_factory=list)
     ended: threading.Event = field(default_factory=threading.Event)
 
+    @property
+    def served(self) -> list[str]:
+        """Models that are ready, each in two versions."""
+        return 2 * sorted(self.ready - {"", "live"})
+
     def answers(self, asked: Asked) -> Iterator[Tensors | SlipwayError]:
         """Yield the answers to a request, and an error as the last of them."""
         if asked.model == "slipway_cancel":
@@ -124,6 +129,13 @@ def _methods(peer: Peer) -> dict[str, Callable[[bytes], Iterator[bytes]]]:
             message.config.parameters[name].string_value = value
         yield message.SerializeToString()
 
+    def statistics(sent: bytes) -> Iterator[bytes]:
+        service_pb2.ModelStatisticsRequest.FromString(sent)
+        message = service_pb2.ModelStatisticsResponse()
+        for name in peer.served:
+            message.model_stats.add(name=name, version="1")
+        yield message.SerializeToString()
+
     def asked(sent: bytes, streams: bool) -> Asked:
         message = service_pb2.ModelInferRequest.FromString(sent)
         turn = {n: getattr(p, p.WhichOneof("parameter_choice")) for n, p in message.parameters.items()}
@@ -157,6 +169,7 @@ def _methods(peer: Peer) -> dict[str, Callable[[bytes], Iterator[bytes]]]:
         "ModelReady": ready("ModelReady", "ready"),
         "ModelMetadata": metadata,
         "ModelConfig": config,
+        "ModelStatistics": statistics,
         "ModelInfer": infer,
         "ModelStreamInfer": stream,
     }
@@ -185,6 +198,9 @@ def _handler(peer: Peer) -> type[http.server.BaseHTTPRequestHandler]:
                     self.send(b"", 200 if peer.question(kind) else 400)
                 case ["models", model, "ready"]:
                     self.send(b"", 200 if peer.question("ready", model) else 400)
+                case ["models", "stats"]:
+                    stats = [{"name": name, "version": "1"} for name in peer.served]
+                    self.send(json.dumps({"model_stats": stats}).encode())
                 case ["models", model, "config"]:
                     peer.question("config", model)
                     values = {name: {"string_value": value} for name, value in peer.parameters.items()}

@@ -76,6 +76,11 @@ def metadata(message: Any) -> ModelMetadata:
     return ModelMetadata(message.name, tuple(message.versions), inputs, outputs)
 
 
+def ready_models(message: Any) -> tuple[str, ...]:
+    """Return the names of the models in the server's statistics, which are those of its ready models."""
+    return tuple(sorted({each.name for each in message.model_stats}))
+
+
 def parameters(message: Any) -> dict[str, str]:
     """Return the parameters in a model's configuration."""
     return {name: value.string_value for name, value in message.config.parameters.items()}

@@ -163,6 +163,11 @@ class GrpcTransport(_Server):
         self.check()
         return messages.parameters(self._probe("ModelConfig", service_pb2.ModelConfigRequest(name=model)))
 
+    def models(self) -> tuple[str, ...]:
+        """Fetch the names of the models that are ready."""
+        self.check()
+        return messages.ready_models(self._probe("ModelStatistics", service_pb2.ModelStatisticsRequest()))
+
     def infer(self, model: str, tensors: Tensors, deadline: Deadline, turn: Turn = NO_SESSION) -> Tensors:
         """Call a model that sends one response."""
         request, remaining_s = messages.request(model, tensors, turn), deadline.remaining_s()
@@ -294,6 +299,12 @@ class AsyncGrpcTransport(_Server):
         await self.check()
         answer = await self._probe("ModelConfig", service_pb2.ModelConfigRequest(name=model))
         return messages.parameters(answer)
+
+    async def models(self) -> tuple[str, ...]:
+        """Fetch the names of the models that are ready."""
+        await self.check()
+        answer = await self._probe("ModelStatistics", service_pb2.ModelStatisticsRequest())
+        return messages.ready_models(answer)
 
     async def infer(
         self, model: str, tensors: Tensors, deadline: Deadline, turn: Turn = NO_SESSION

@@ -21,6 +21,7 @@ from slipway_client.cancellation import (
 from slipway_client.connections import AGE_S, Pools
 from slipway_client.http import messages
 from slipway_client.http.endpoint import (
+    STATISTICS,
     HttpEndpoint,
     cancel_request,
     check_proxy,
@@ -84,6 +85,11 @@ class AsyncHttpTransport(HttpEndpoint):
         """Fetch the parameters of a model's configuration."""
         await self.check()
         return self._parameters(await self._get(f"{model_path(model)}/config"), model)
+
+    async def models(self) -> tuple[str, ...]:
+        """Fetch the names of the models that are ready."""
+        await self.check()
+        return self._models(await self._get(STATISTICS))
 
     async def infer(
         self, model: str, tensors: Tensors, deadline: Deadline, turn: Turn = NO_SESSION

@@ -29,6 +29,7 @@ from slipway_serving.protocol.turns import NO_SESSION, Turn
 
 _LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=20)
 INDEX = "/v2/repository/index"
+STATISTICS = "/v2/models/stats"
 
 
 class HttpEndpoint:
@@ -89,6 +90,10 @@ class HttpEndpoint:
     def _parameters(self, response: httpx.Response, model: str) -> dict[str, str]:
         with decoding(self._url, model):
             return messages.parameters(self._check_status(response))
+
+    def _models(self, response: httpx.Response) -> tuple[str, ...]:
+        with decoding(self._url, "statistics"):
+            return messages.ready_models(self._check_status(response))
 
     def _parse_event(self, text: str, model: str) -> Tensors | SlipwayError:
         try:

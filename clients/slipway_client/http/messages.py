@@ -128,6 +128,11 @@ def parameters(response: httpx.Response) -> dict[str, str]:
     return {str(name): str(value["string_value"]) for name, value in found.items()}
 
 
+def ready_models(response: httpx.Response) -> tuple[str, ...]:
+    """Return the names of the models in the server's statistics, which are those of its ready models."""
+    return tuple(sorted({str(each["name"]) for each in json.loads(response.content)["model_stats"]}))
+
+
 def response_error(url: str, response: httpx.Response) -> SlipwayError:
     """Return the error of an answer with a failing status; its body is JSON or a server-sent event."""
     text = response.content.decode(errors="replace").strip().removeprefix("data:")

@@ -30,6 +30,7 @@ from slipway_client.connections import AGE_S, Pools
 from slipway_client.http import messages
 from slipway_client.http.connections import Connection, ConnectionPool
 from slipway_client.http.endpoint import (
+    STATISTICS,
     HttpEndpoint,
     cancel_request,
     check_proxy,
@@ -99,6 +100,11 @@ class HttpTransport(HttpEndpoint):
         """Fetch the parameters of a model's configuration."""
         self.check()
         return self._parameters(self._get(f"{model_path(model)}/config"), model)
+
+    def models(self) -> tuple[str, ...]:
+        """Fetch the names of the models that are ready."""
+        self.check()
+        return self._models(self._get(STATISTICS))
 
     def infer(self, model: str, tensors: Tensors, deadline: Deadline, turn: Turn = NO_SESSION) -> Tensors:
         """Call a model that sends one response."""

@@ -25,18 +25,21 @@ A = TypeVar("A")
 
 @dataclass(frozen=True)
 class Turn:
-    """Position of a request in a session.
+    """Position of a request in a session, and in the trace of its caller.
 
     Attributes:
         id: Session ID, a number above 0 or a text, unique among the sessions of the model; 0 or "" means no
             session.
         start: True if the request begins its session.
         end: True if the request ends its session.
+        traceparent: Trace of the caller as a header of W3C Trace Context, which the server's own trace
+            continues; "" means none.
     """
 
     id: int | str = 0
     start: bool = False
     end: bool = False
+    traceparent: str = ""
 
 
 NO_SESSION = Turn()

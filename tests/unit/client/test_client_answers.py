@@ -108,6 +108,7 @@ def test_http_answer_is_tensors_or_our_error_whatever_comes(
         lambda: client.infer("m", X, timeout_s=30),
         lambda: client.model_metadata("other"),
         lambda: client.model_parameters("other"),
+        client.models,
     )
     for ask in asks:
         try:

@@ -428,3 +428,11 @@ def test_model_is_described_by_its_tensors_and_its_parameters(served: Served) ->
     ]
     assert ask("model_parameters", "sums") == {"max_sessions": "2"}
     assert peer.questions == [("metadata", "sums"), ("config", "sums")]
+
+
+def test_ready_models_are_listed_once_each(served: Served) -> None:
+    peer, ask = served(once)
+    peer.ready |= {"sums", "other"}
+    assert ask("models") == tuple(sorted(peer.ready - {"", "live"}))
+    peer.ready.discard("other")
+    assert "sums" in ask("models") and "other" not in ask("models")
