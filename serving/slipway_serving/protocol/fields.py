@@ -91,6 +91,11 @@ class Array:
             since the caller is then not at fault.
         ragged: True if Triton may batch requests whose sizes differ.
         default: Description of the default for an array that is left out.
+        columns: Names of the elements of the last axis, in order, by which callers may set single elements;
+            empty if they have none.
+
+    Raises:
+        TypeError: The columns are not as many as the last axis has elements.
     """
 
     dtype: str
@@ -105,6 +110,11 @@ class Array:
     finite: bool = True
     ragged: bool = False
     default: str = ""
+    columns: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.columns and self.shape[-1:] != (len(self.columns),):
+            raise TypeError(f"columns must name the {self.shape[-1]} elements of the last axis")
 
     @property
     def numpy(self) -> Any:

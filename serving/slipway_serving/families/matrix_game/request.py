@@ -32,8 +32,15 @@ MOUSE_COND, KEYBOARD_COND = "mouse_cond", "keyboard_cond"
 
 def _keys(names: str) -> Array:
     """Return the declaration of a keyboard, with a column for each of the names."""
-    columns = len(names.split(", "))
-    return Array("float32", ("frames", columns), f"keys of each frame, 1 if pressed: {names}", low=0, high=1)
+    columns = tuple(names.replace(" ", "_").split(",_"))
+    return Array(
+        "float32",
+        ("frames", len(columns)),
+        f"keys of each frame, 1 if pressed: {names}",
+        low=0,
+        high=1,
+        columns=columns,
+    )
 
 
 Rebase = Annotated[
@@ -43,7 +50,14 @@ Rebase = Annotated[
 :attr:`slipway_serving.families.matrix_game.facts.Facts.rebased_position`."""
 
 # Upstream turns by 0.1; training had no values far beyond that.
-_MOUSE = Array("float32", ("frames", 2), "camera turn in each frame: up, right", low=-1, high=1)
+_MOUSE = Array(
+    "float32",
+    ("frames", 2),
+    "camera turn in each frame: up, right",
+    low=-1,
+    high=1,
+    columns=("up", "right"),
+)
 
 
 @dataclass(frozen=True)
