@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 import httpx
 import numpy as np
@@ -42,9 +43,16 @@ def look(server: Server) -> Health:
     pids = process_ids(server.server_id)
     return Health(
         sum(map(_resident_bytes, pids)),
-        sum(region.stat().st_size for region in shared_memory_regions(server.server_id)),
+        sum(map(_size_bytes, shared_memory_regions(server.server_id))),
         frozenset(pids) - {server.pid},
     )
+
+
+def _size_bytes(region: Path) -> int:
+    try:
+        return region.stat().st_size
+    except FileNotFoundError:  # its process ended meanwhile
+        return 0
 
 
 def _resident_bytes(pid: int) -> int:

@@ -29,11 +29,20 @@ from slipway_serving.protocol.errors import (
     without_traceback,
 )
 from slipway_serving.protocol.events import to_wire_form
+from slipway_serving.protocol.snapshots.requests import SNAPSHOT_FIELD
 from slipway_serving.protocol.texts import shortened
 from slipway_serving.protocol.turns import NO_SESSION, Turn
 from slipway_serving.runtime.cancellation.running_requests import RunningRequest, register_request
 from slipway_serving.runtime.lost_device import exit_soon, is_device_lost
-from slipway_serving.runtime.metrics import HEARTBEATS, INSTANCES, OK, REFUSED, REQUESTS, Recorder
+from slipway_serving.runtime.metrics import (
+    HEARTBEATS,
+    INSTANCES,
+    OK,
+    REFUSED,
+    REQUESTS,
+    SHUTTING_DOWN,
+    Recorder,
+)
 from slipway_serving.runtime.program import (
     BatchProgram,
     Call,
@@ -111,6 +120,7 @@ class Adapter:
             raise self.pb.TritonModelException(error.to_wire()) from error
         self._gate = AdmissionGate(self._model, is_pipeline=is_pipeline)
         self._recorder.declare(REQUESTS, HEARTBEATS)
+        self._recorder.register_gauge(SHUTTING_DOWN, lambda: 0 if self._gate.is_open else 1)
         instances = instances_of(settings.config)
         self._recorder.register_gauge(INSTANCES, lambda: instances if self._process_state.is_serving else 0)
         self._publisher = Publisher(self.pb, self._model, self._recorder)
@@ -267,7 +277,9 @@ class Adapter:
             NotReady: The server shuts down, or the process cannot use its device any more.
             InvalidRequest: An id, a parameter, a shape or a limit is violated.
         """
-        self._gate.check()
+        inputs = list(request.inputs())
+        if not self._gate.is_open and not self._leaves(request, inputs):
+            self._gate.check()
         if not self._is_device_usable:
             raise NotReady(
                 f"{self._model}: the model's process can no longer use its GPU after a CUDA error and"
@@ -277,7 +289,7 @@ class Adapter:
         raise_all(self._model, [problem] if problem else [])
         parameters = read_parameters(request, self._model)
         timeout_us = request.timeout() or parameters.get("timeout", 0)
-        tensors = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
+        tensors = {tensor.name(): tensor.as_numpy() for tensor in inputs}
         turn = self._read_turn(request, parameters)
         self._limits.check(self._model, tensors, opening=turn.start or not turn.id)
         return Call(
@@ -288,6 +300,12 @@ class Adapter:
             limit_s=timeout_us * _MICROSECONDS if timeout_us else None,
             turn=turn,
         )
+
+    def _leaves(self, request: Any, inputs: Sequence[Any]) -> bool:
+        """Return True for a turn that reads the state of an open session, or ends the session."""
+        turn = self._turn_or_no_session(request)
+        is_snapshot = any(tensor.name() == SNAPSHOT_FIELD for tensor in inputs)
+        return bool(turn.id) and not turn.start and (turn.end or is_snapshot)
 
     def _turn_or_no_session(self, request: Any) -> Turn:
         """Return a request's turn, or no session if its parameters are wrong; a later check reports them."""

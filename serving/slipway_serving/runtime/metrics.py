@@ -125,6 +125,11 @@ SESSIONS_OPEN = Metric("slipway_sessions_open", "gauge", "Open sessions of a sta
 SESSIONS_LIMIT = Metric(
     "slipway_sessions_limit", "gauge", "Largest number of open sessions of a stateful model."
 )
+SHUTTING_DOWN = Metric(
+    "slipway_shutting_down",
+    "gauge",
+    "Whether the model refuses new requests since its server shuts down: above 0 if so.",
+)
 
 WORLDS = (BLOCK, FIRST_FRAME, BLOCKS_LATE)
 CONTINUATIONS = (
@@ -157,6 +162,7 @@ METRICS = (
     DENOISE_STEP,
     SESSIONS_OPEN,
     SESSIONS_LIMIT,
+    SHUTTING_DOWN,
     *WORLDS,
     *CONTINUATIONS,
     *RESTARTS,

@@ -4,7 +4,8 @@ Shutdown is signalled by files in the server's folder, which each model checks f
 pipelines refuse, whose requests take long; running requests go on, with all the models that they call. When
 no request runs any more, every Python model refuses. A refused caller reconnects and reaches another server.
 A server that should not wait for whole videos also makes its pipelines stop them at a step boundary; their
-callers continue them on another server.
+callers continue them on another server. Turns that read the state of a session or end it do not pass the
+gate, so that a caller can move its session to another server at any stage.
 """
 
 from __future__ import annotations

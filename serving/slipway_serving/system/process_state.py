@@ -57,12 +57,14 @@ class RunningWork:
         is_pipeline: True if the model is a pipeline, which calls other models.
         requests: Number of running requests.
         stage: Stage of the process; `ENDING` if Triton has told it to end.
+        sessions: Number of open sessions.
     """
 
     pid: int
     is_pipeline: bool
     requests: int
     stage: ProcessStage
+    sessions: int = 0
 
 
 class ProcessState:
@@ -316,10 +318,11 @@ def _read_work(process_folder: Path) -> RunningWork | None:
     """Read the state of a process; return None if another process is just taking over its folder."""
     try:
         is_pipeline, requests, stage = _WORK_FORMAT.unpack((process_folder / _WORK_FILE).read_bytes())
+        sessions = sum(file.name != _WORK_FILE for file in process_folder.iterdir())
     except FileNotFoundError:
         return None
     pid = int(process_folder.name.lstrip(".").partition("-")[0])
-    return RunningWork(pid, bool(is_pipeline), requests, ProcessStage(stage))
+    return RunningWork(pid, bool(is_pipeline), requests, ProcessStage(stage), sessions)
 
 
 def _is_alive(process_folder: Path) -> bool:

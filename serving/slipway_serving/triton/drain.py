@@ -20,11 +20,15 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from slipway_serving.runtime.metrics import REQUESTS_RUNNING
 from slipway_serving.runtime.shutdown import ShutdownStage, announce
+from slipway_serving.system.process_state import running_work
 
 _POLL_S = 0.1
 # The server counts as drained after this many idle polls in a row. A single poll may fall between the end of
 # a request and the start of a waiting one.
 _IDLE_POLLS = 2
+# While a pipeline has open sessions, their callers may move them to another server part by part, and between
+# two parts no request runs. A caller that never asks for a session delays the stop by this much only.
+_IDLE_POLLS_WITH_SESSIONS = 50
 
 _TRITON_PREFIX = "nv_"
 """Prefix of Triton's own metrics; a page without any of them belongs to another server."""
@@ -69,7 +73,8 @@ def drain(
     Returns:
         The number that :func:`wait_until_idle` returns.
     """
-    return _drain(lambda: wait_until_idle(metrics_url, limit_s), folder, checkpoint=checkpoint)
+    sessions = _session_count(folder)
+    return _drain(lambda: wait_until_idle(metrics_url, limit_s, sessions), folder, checkpoint=checkpoint)
 
 
 def drain_by_count(
@@ -86,7 +91,15 @@ def drain_by_count(
     Returns:
         The number that :func:`wait_until_none_running` returns.
     """
-    return _drain(lambda: wait_until_none_running(running, limit_s), folder, checkpoint=checkpoint)
+    sessions = _session_count(folder)
+    return _drain(lambda: wait_until_none_running(running, limit_s, sessions), folder, checkpoint=checkpoint)
+
+
+def _session_count(folder: Path | None) -> Callable[[], int]:
+    """Return a callback that counts the open sessions of pipelines, which refuse further turns."""
+    if folder is None:
+        return lambda: 0
+    return lambda: sum(work.sessions for work in running_work(folder) if work.is_pipeline)
 
 
 def _drain(wait: Callable[[], int | None], folder: Path | None, *, checkpoint: bool) -> int | None:
@@ -101,33 +114,39 @@ def _drain(wait: Callable[[], int | None], folder: Path | None, *, checkpoint: b
     return left
 
 
-def wait_until_idle(metrics_url: str, limit_s: float) -> int | None:
+def wait_until_idle(metrics_url: str, limit_s: float, sessions: Callable[[], int] = lambda: 0) -> int | None:
     """Wait until pipelines are idle or the time limit is reached.
 
     Args:
         metrics_url: URL of the server's metrics.
         limit_s: Longest wait, in seconds.
+        sessions: Callback that returns how many open sessions may still be moved to another server; as long
+            as there are any, the server counts as idle after a longer pause only.
 
     Returns:
         The number of requests left: 0 if the server became idle; None if the metrics cannot be read.
     """
     # All polls share one client, since making a client takes half as long as the wait between two polls.
     with _client() as client:
-        return wait_until_none_running(lambda: _read_running_requests(client, metrics_url), limit_s)
+        return wait_until_none_running(lambda: _read_running_requests(client, metrics_url), limit_s, sessions)
 
 
-def wait_until_none_running(running: Callable[[], int | None], limit_s: float) -> int | None:
+def wait_until_none_running(
+    running: Callable[[], int | None], limit_s: float, sessions: Callable[[], int] = lambda: 0
+) -> int | None:
     """Wait until no request runs or the time limit is reached; see :func:`wait_until_idle`.
 
     Args:
         running: Callback that returns how many requests run; None if that is unknown.
         limit_s: Longest wait, in seconds.
+        sessions: Callback that counts open sessions, see :func:`wait_until_idle`.
     """
     deadline = time.monotonic() + limit_s
     idle_polls = 0
     while (count := running()) is not None:
         idle_polls = 0 if count else idle_polls + 1
-        if idle_polls == _IDLE_POLLS or time.monotonic() >= deadline:
+        is_idle = idle_polls >= _IDLE_POLLS and (idle_polls >= _IDLE_POLLS_WITH_SESSIONS or not sessions())
+        if is_idle or time.monotonic() >= deadline:
             return count
         time.sleep(_POLL_S)
     return None

@@ -18,6 +18,8 @@ from slipway_serving.protocol.errors import Cancelled, DeadlineExceeded, Invalid
 from slipway_serving.protocol.turns import Turn
 from slipway_serving.runtime.adapter import Adapter
 from slipway_serving.runtime.program import Call, Last, Tensors
+from slipway_serving.runtime.shutdown import ShutdownStage, announce
+from slipway_serving.system.server_folder import FOLDER_VARIABLE
 
 REQUEST_ID = "slipway-" + "0a" * 16
 
@@ -264,3 +266,26 @@ def test_batch_is_answered_together_when_its_program_can(make: Made) -> None:
     assert [answer.error.code for answer in broken] == ["internal"] * 2
     assert adapter.execute([]) == []
     assert Together.batches == [3, 2]
+
+
+def test_turns_that_leave_are_answered_when_the_server_shuts_down(
+    make: Made, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    answering(monkeypatch, echo)
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "server"))
+    adapter, _ = make()
+    announce(tmp_path / "server", ShutdownStage.ALL_REFUSE)
+    start, end = 1, 2
+    number = {"snapshot_part": np.array([0]), "x": np.array(["x"])}
+    leaving = [Request(number, session=5), Request("x", session=5, flags=end)]
+    refused = [
+        Request("x", session=5),
+        Request("x", session=5, flags=start | end),
+        Request(number, session=5, flags=start),
+        Request(number),
+    ]
+    answers = adapter.execute([*leaving, *refused])
+    assert answers is not None
+    errors = ["" if answer.error is None else answer.error.text for answer in answers]
+    assert errors[:2] == ["", ""]
+    assert all("is shutting down" in error for error in errors[2:])

@@ -8,6 +8,7 @@ import pytest
 
 from slipway_serving.runtime.shutdown import ShutdownStage
 from slipway_serving.system import server_processes
+from slipway_serving.system.process_state import ProcessState
 from slipway_serving.system.server_processes import ServerResources
 from slipway_serving.triton import drain
 from slipway_serving.triton.drain import drain_by_count
@@ -52,6 +53,37 @@ def test_pipelines_refuse_before_their_videos_stop_when_a_drain_checkpoints(
 def test_models_serve_on_when_videos_do_not_stop_in_time(tmp_path: Path) -> None:
     assert drain_by_count(lambda: 1, 0, tmp_path, checkpoint=True) == 1
     assert announced(tmp_path) == {REFUSE, STOP}
+
+
+def test_drain_waits_longer_for_the_open_sessions_of_pipelines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    polls = []
+
+    def running() -> int:
+        polls.append(len(polls))
+        if len(polls) == 8:
+            world.remove_session(7)
+        return 0
+
+    monkeypatch.setattr(drain, "_POLL_S", 0.0)
+    world = ProcessState(tmp_path, "world", "world_0")
+    world.record_serving(is_pipeline=True)
+    world.record_session(7)
+    assert drain_by_count(running, 60, tmp_path) == 0
+    assert len(polls) == 8
+    # A session that nobody asks for ends the wait after a while; that of another model does not begin it.
+    world.record_session(8)
+    polls[:] = range(100)
+    assert drain_by_count(running, 60, tmp_path) == 0
+    assert len(polls) == 150
+    world.remove_session(8)
+    stream = ProcessState(tmp_path, "stream", "stream_0")
+    stream.record_serving()
+    stream.record_session(9)
+    polls[:] = range(100)
+    assert drain_by_count(running, 60, tmp_path) == 0
+    assert len(polls) == 102
 
 
 @pytest.mark.parametrize("checkpoint", [False, True])

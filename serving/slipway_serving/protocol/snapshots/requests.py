@@ -17,6 +17,8 @@ from slipway_serving.protocol.requests import Request
 from slipway_serving.protocol.rules import one_of
 from slipway_serving.protocol.snapshots.parts import MAGIC
 
+SNAPSHOT_FIELD = "snapshot_part"
+"""Field by which a model knows a turn that reads the state of its session."""
 FORMS = ("bytes", "bytes_base64")
 """Forms of a part: bytes, or base64 text for protocols that carry text only."""
 
