@@ -6,6 +6,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 # Locust wants a newer geventhttpclient than Triton's wheel: load is made from an environment of its own.
 LOAD_VENV := .venv-load
+# Clients of the video API that other projects publish, unmodified, each in an environment of its own.
+CLIENTS_VENV := .venv-clients
+CLIENTS := openai2 openai3 litellm aiperf
 # The site needs none of the project's dependencies.
 DOCS_VENV := .venv-docs
 # The tests build engines with TensorRT-RTX. Its wheels are NVIDIA's and under NVIDIA's licence; `make test TENSORRT=`
@@ -24,7 +27,7 @@ COMPILE := --quiet --strip-extras --no-emit-index-url --no-emit-find-links --no-
 EXPORT_EACH_TINY = for family in wan_t2v matrix_game framepack_i2v wakeword wakeword_head airimu; do \
 	  $(BIN)/slipway export $$family --checkpoint tiny --repository out/soak/models || exit 1; done
 
-.PHONY: help demo unit test test-long check wheel-test docs site fuzz matrix engines mutants bench soak chaos weights real-size audit wheels image image-test lock clean
+.PHONY: help demo unit test test-long check wheel-test docs site fuzz matrix engines mutants bench soak chaos chaos-gateway weights real-size audit wheels image image-test lock clean
 
 ##@ Use
 # A line of `##@ TITLE` starts a group of `make help`; `## TEXT` behind a target describes the target.
@@ -37,7 +40,7 @@ INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint r
 # Without compiling: Python compiles what the demo imports, a part of what is installed.
 $(VENV)/installed-demo: pyproject.toml requirements.lock
 	$(PYTHON) -m venv $(VENV)
-	$(INSTALL) '.[export,play,server,signals]' --no-compile
+	$(INSTALL) '.[export,gateway,play,server,signals]' --no-compile
 	@touch $@
 
 # The extra dev contains what the demo needs.
@@ -50,6 +53,13 @@ $(LOAD_VENV)/installed: pyproject.toml requirements-load.lock
 	$(PYTHON) -m venv $(LOAD_VENV)
 	$(LOAD_VENV)/bin/pip install --quiet --disable-pip-version-check --constraint requirements-load.lock \
 	  --editable '.[load]'
+	@touch $@
+
+$(CLIENTS_VENV)/installed: $(CLIENTS:%=tests/clients/requirements-%.txt)
+	set -e; for client in $(CLIENTS); do \
+	  $(PYTHON) -m venv $(CLIENTS_VENV)/$$client; \
+	  $(CLIENTS_VENV)/$$client/bin/pip install --quiet --disable-pip-version-check --no-compile \
+	    --requirement tests/clients/requirements-$$client.txt; done
 	@touch $@
 
 $(DOCS_VENV)/installed: requirements-docs.lock
@@ -66,9 +76,11 @@ demo: $(VENV)/installed-demo ## Export, serve and call a small trained checkpoin
 	@echo
 	@echo 'The results are in out/. To call `slipway` in this shell, type:'
 	@echo '  . $(BIN)/activate'
+	@echo
+	$(BIN)/python examples/gateway.py
 
 clean: ## Remove what was built
-	rm -rf $(VENV) $(LOAD_VENV) $(DOCS_VENV) site .venv-wheel docker/.cache docker/wheelhouse/*.whl docker/wheelhouse/filled-* out build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(LOAD_VENV) $(CLIENTS_VENV) $(DOCS_VENV) site .venv-wheel docker/.cache docker/wheelhouse/*.whl docker/wheelhouse/filled-* out build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 ##@ Test
 check: $(VENV)/installed ## Lint, format and types; whether every test can be imported
@@ -81,7 +93,7 @@ unit: $(VENV)/installed ## Run the unit tests, which start no Triton, in a few m
 	$(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder tests/unit tests/contract
 
 test: export SLIPWAY_TRITON_DIR := $(TRITON_DIR)
-test: $(VENV)/installed $(LOAD_VENV)/installed ## Run the tests, against a real Triton (TRITON_DIR=DIR): four files at a time, then the containers
+test: $(VENV)/installed $(LOAD_VENV)/installed $(CLIENTS_VENV)/installed ## Run the tests, against a real Triton (TRITON_DIR=DIR): four files at a time, then the containers
 	$(BIN)/pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder -m "not docker"
 	$(BIN)/pytest -m docker tests/docker
 
@@ -120,6 +132,11 @@ chaos: $(VENV)/installed ## As root: the same traffic while disks fill up, pipes
 	$(EXPORT_EACH_TINY)
 	$(BIN)/python tests/chaos/run.py --repository out/soak/models --requests $(or $(REQUESTS),3000) --seed $(or $(SEED),0)
 
+chaos-gateway: $(VENV)/installed ## Videos through a gateway while it, Triton and models are killed; SEED=0, JOBS=2000
+	for family in wan_t2v framepack_i2v; do \
+	  $(BIN)/slipway export $$family --checkpoint tiny --repository out/soak/models || exit 1; done
+	$(BIN)/python tests/chaos/gateway.py --repository out/soak/models --jobs $(or $(JOBS),2000) --seed $(or $(SEED),0)
+
 real-size: $(VENV)/installed ## Wan2.1-T2V-1.3B's sizes whole, random weights: 60 GB of disk, 24 GB of memory, an hour or two
 	$(BIN)/slipway bench real-size
 
@@ -138,7 +155,7 @@ wheels: $(VENV)/installed ## Fill docker/wheelhouse from requirements.lock
 	docker/wheels.sh
 
 image: wheels ## Build the CPU images and start each once; BASE=IMAGE changes their base
-	docker/build.sh server-cpu client load
+	docker/build.sh server-cpu gateway client load
 	EXPORT_BASE=server-cpu docker/build.sh export
 
 ##@ Release

@@ -33,8 +33,9 @@ from slipway_export.commands import (
     plan_commands,
     verify_commands,
 )
+from slipway_gateway import commands as gateway_commands
+from slipway_gateway.trained_models import commands as management_commands
 from slipway_loadtests import capacity_commands, load_commands, soak_commands
-from slipway_management import commands as management_commands
 from slipway_serving.protocol import distribution
 from slipway_serving.protocol.errors import SlipwayError
 from slipway_serving.protocol.texts import printable
@@ -101,6 +102,13 @@ COMMANDS = (
     Command("serve", server_commands.serve, SERVERS, "slipway serve --repository models", "server"),
     Command("ready", ready_commands.ready, SERVERS, "slipway ready --url localhost:8000"),
     Command("drain", server_commands.drain, SERVERS, "slipway drain --metrics localhost:8002"),
+    Command(
+        "gateway",
+        gateway_commands.gateway,
+        SERVERS,
+        "slipway gateway --triton localhost:8001",
+        "gateway",
+    ),
     Command(
         "manage",
         management_commands.manage,

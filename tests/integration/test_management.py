@@ -25,9 +25,11 @@ from slipway_export.families import family_named
 from slipway_export.families.wakeword.network import HeadConfig
 from slipway_export.families.wakeword.presets import write_word
 from slipway_export.trained_models import Library
-from slipway_management.app import MAX_BODY_BYTES, Management, create_app
-from slipway_management.exports import Busy, Exports
-from slipway_management.worker import Job
+from slipway_gateway.trained_models.app import create_app
+from slipway_gateway.trained_models.exports import Busy, Exports
+from slipway_gateway.trained_models.management import Management
+from slipway_gateway.trained_models.routes import MAX_BODY_BYTES
+from slipway_gateway.trained_models.worker import Job
 from slipway_serving.protocol.errors import InvalidRequest, Overloaded
 from slipway_serving.triton.control import ModelControl
 
@@ -46,23 +48,30 @@ def library(tmp_path: Path) -> Library:
 
 
 @contextmanager
-def api(library: Library, base_url: str = HOME, **options: Any) -> Iterator[TestClient]:
+def api(
+    library: Library,
+    base_url: str = HOME,
+    token: str | None = None,
+    host: str = "127.0.0.1",
+    triton: ModelControl | None = None,
+) -> Iterator[TestClient]:
     """Serve the API without a Triton."""
-    management = Management(HEAD, library, library.folder.parent / "repository", **options)
-    with TestClient(create_app(management), base_url=base_url, raise_server_exceptions=False) as client:
+    management = Management(HEAD, library, library.folder.parent / "repository", triton)
+    app = create_app(management, token, host)
+    with TestClient(app, base_url=base_url, raise_server_exceptions=False) as client:
         yield client
 
 
 def finished(client: TestClient, word: str = "jarvis") -> dict[str, Any]:
     """Wait for an export's end and return the status."""
-    address = f"/api/models/{word}/onnx-status"
+    address = f"/v1/models/{word}/onnx-status"
     wait_until(lambda: client.get(address).json()["export"] not in ("queued", "running"), "the export", 180)
     return client.get(address).json()
 
 
 def test_export_runs_in_a_worker_and_its_status_says_so(library: Library) -> None:
     with api(library) as client:
-        (listed,) = client.get("/api/models").json()
+        (listed,) = client.get("/v1/models/trained").json()
         assert (listed["id"], listed["has_pt"], listed["has_onnx"], listed["export"]) == (
             "jarvis",
             True,
@@ -70,10 +79,10 @@ def test_export_runs_in_a_worker_and_its_status_says_so(library: Library) -> Non
             "idle",
         )
         assert listed["served"] is None
-        assert client.post("/api/models/jarvis/export-onnx", json={"precision": "int8"}).status_code == 202
-        again = client.post("/api/models/jarvis/export-onnx")
-        assert (again.status_code, again.json()["code"]) == (409, "RESOURCE_EXHAUSTED")
-        assert client.delete("/api/models/jarvis/onnx").status_code == 409
+        assert client.post("/v1/models/jarvis/export-onnx", json={"precision": "int8"}).status_code == 202
+        again = client.post("/v1/models/jarvis/export-onnx")
+        assert (again.status_code, again.json()["error"]["code"]) == (409, "model_busy")
+        assert client.delete("/v1/models/jarvis/onnx").status_code == 409
         status = finished(client)
         assert (status["export"], status["onnx_error"]) == ("done", None)
         assert (status["has_onnx"], status["onnx_precision"], status["onnx_is_current"]) == (
@@ -84,10 +93,10 @@ def test_export_runs_in_a_worker_and_its_status_says_so(library: Library) -> Non
         assert status["onnx_size_bytes"] == (library.find("jarvis") / "model.onnx").stat().st_size
         repository = library.folder.parent / "repository"
         assert [model.name for model in repository.iterdir()] == ["wakeword_head_jarvis"]
-        deleted = client.delete("/api/models/jarvis/onnx").json()
+        deleted = client.delete("/v1/models/jarvis/onnx").json()
         assert (deleted["has_pt"], deleted["has_onnx"]) == (True, False)
         assert list(repository.iterdir()) == []
-        assert client.delete("/api/models/jarvis/onnx").status_code == 404
+        assert client.delete("/v1/models/jarvis/onnx").status_code == 404
 
 
 class Payload:
@@ -107,7 +116,7 @@ def test_file_that_wants_code_to_be_run_is_refused_and_not_run(library: Library,
     (library.create("old") / "model.pt").write_bytes(pickle.dumps(Payload(trace)))
     with api(library) as client:
         for word in ("jarvis", "old"):
-            assert client.post(f"/api/models/{word}/export-onnx").status_code == 202
+            assert client.post(f"/v1/models/{word}/export-onnx").status_code == 202
             status = finished(client, word)
             assert status["export"] == "failed"
             assert "it was not run" in status["onnx_error"]
@@ -129,17 +138,17 @@ def test_name_that_is_no_id_reaches_no_path(library: Library, method: str, actio
 
     before = paths()
     with api(library) as client:
-        answer = client.request(method, f"/api/models/{name}/{action}")
+        answer = client.request(method, f"/v1/models/{name}/{action}")
     assert answer.status_code in (400, 404, 405)
     assert paths() == before
 
 
 def test_unknown_model_is_not_found_and_named(library: Library) -> None:
     with api(library) as client:
-        answer = client.get("/api/models/alexa/onnx-status")
+        answer = client.get("/v1/models/alexa/onnx-status")
     assert answer.status_code == 404
-    assert answer.json()["code"] == "INVALID_ARGUMENT"
-    assert "(jarvis), got alexa" in answer.json()["message"]
+    assert answer.json()["error"]["code"] == "model_not_found"
+    assert "(jarvis), got alexa" in answer.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(
@@ -156,28 +165,29 @@ def test_unknown_model_is_not_found_and_named(library: Library) -> None:
 def test_bad_body_is_refused_naming_the_field(library: Library, body: str, field: str) -> None:
     with api(library) as client:
         answer = client.post(
-            "/api/models/jarvis/export-onnx", content=body, headers={"content-type": "application/json"}
+            "/v1/models/jarvis/export-onnx", content=body, headers={"content-type": "application/json"}
         )
-        assert client.get("/api/models/jarvis/onnx-status").json()["export"] == "idle"
+        assert client.get("/v1/models/jarvis/onnx-status").json()["export"] == "idle"
     assert answer.status_code == 400
-    assert set(answer.json()) == {"code", "message"}
-    assert field.lower() in answer.json()["message"].lower()
+    assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+    assert field.lower() in answer.json()["error"]["message"].lower()
 
 
-def test_body_without_a_bound_is_refused(library: Library) -> None:
+def test_body_above_the_bound_is_refused(library: Library) -> None:
     with api(library) as client:
-        large = client.post("/api/models/jarvis/export-onnx", content=b" " * (MAX_BODY_BYTES + 1))
-        chunks = client.post("/api/models/jarvis/export-onnx", content=iter([b"{", b"}"]))
+        large = client.post("/v1/models/jarvis/export-onnx", content=b" " * (MAX_BODY_BYTES + 1))
+        endless = iter([b" " * 1024] * (MAX_BODY_BYTES // 1024 + 1))
+        chunks = client.post("/v1/models/jarvis/export-onnx", content=endless)
     assert (large.status_code, chunks.status_code) == (413, 413)
 
 
 def test_token_is_asked_for_on_every_route_but_health_and_the_documentation(library: Library) -> None:
     with api(library, token=TOKEN, host="0.0.0.0", base_url="http://server.example.org") as client:
         routes = (
-            ("GET", "/api/models"),
-            ("GET", "/api/models/jarvis/onnx-status"),
-            ("POST", "/api/models/jarvis/export-onnx"),
-            ("DELETE", "/api/models/jarvis/onnx"),
+            ("GET", "/v1/models/trained"),
+            ("GET", "/v1/models/jarvis/onnx-status"),
+            ("POST", "/v1/models/jarvis/export-onnx"),
+            ("DELETE", "/v1/models/jarvis/onnx"),
         )
         for wrong in ({}, {"Authorization": "Bearer another-token-000"}, {"Authorization": f"Basic {TOKEN}"}):
             for method, address in routes:
@@ -185,10 +195,12 @@ def test_token_is_asked_for_on_every_route_but_health_and_the_documentation(libr
                 assert answer.status_code == 401
                 assert answer.headers["www-authenticate"] == "Bearer"
                 assert TOKEN not in answer.text
-        assert client.get("/api/models", headers={"Authorization": f"Bearer {TOKEN}"}).status_code == 200
+        assert (
+            client.get("/v1/models/trained", headers={"Authorization": f"Bearer {TOKEN}"}).status_code == 200
+        )
         assert client.get("/health").json() == {"status": "ok"}
         paths = client.get("/openapi.json").json()["paths"]
-        assert set(paths["/api/models/{model}/export-onnx"]["post"]["responses"]) >= {
+        assert set(paths["/v1/models/{model}/export-onnx"]["post"]["responses"]) >= {
             "202",
             "401",
             "404",
@@ -198,7 +210,7 @@ def test_token_is_asked_for_on_every_route_but_health_and_the_documentation(libr
 
 def test_address_that_others_reach_needs_a_token(library: Library) -> None:
     with pytest.raises(InvalidRequest, match="token must be given .* got none for host 0.0.0.0"):
-        Management(HEAD, library, Path("repository"), host="0.0.0.0")
+        create_app(Management(HEAD, library, Path("repository")), host="0.0.0.0")
 
 
 @pytest.mark.parametrize(
@@ -214,15 +226,15 @@ def test_web_page_cannot_ask_through_a_browser_when_there_is_no_token(
     library: Library, headers: dict[str, str]
 ) -> None:
     with api(library) as client:
-        answer = client.post("/api/models/jarvis/export-onnx", headers=headers)
+        answer = client.post("/v1/models/jarvis/export-onnx", headers=headers)
         assert answer.status_code == 403
-        assert client.get("/api/models/jarvis/onnx-status").json()["export"] == "idle"
-        assert client.get("/api/models", headers={"Origin": HOME}).status_code == 200
+        assert client.get("/v1/models/jarvis/onnx-status").json()["export"] == "idle"
+        assert client.get("/v1/models/trained", headers={"Origin": HOME}).status_code == 200
 
 
 def test_export_is_refused_by_name_when_triton_does_not_answer(library: Library) -> None:
     with api(library, triton=ModelControl("127.0.0.1:1")) as client:
-        assert client.post("/api/models/jarvis/export-onnx").status_code == 202
+        assert client.post("/v1/models/jarvis/export-onnx").status_code == 202
         status = finished(client)
     assert status["export"] == "failed"
     assert "triton 127.0.0.1:1: server does not answer" in status["onnx_error"]
@@ -292,7 +304,7 @@ def test_worker_ends_with_the_server(library: Library, ending: signal.Signals, c
     flags = (f"--repository={library.folder.parent / 'repository'}", f"--models={library.folder}", "--port=0")
     with command(*flags) as process, httpx.Client(base_url=address(process), trust_env=False) as client:
         wait_until(lambda: answers(client), "the API")
-        assert client.post("/api/models/jarvis/export-onnx").status_code == 202
+        assert client.post("/v1/models/jarvis/export-onnx").status_code == 202
         wait_until(lambda: bool(psutil.Process(process.pid).children()), "the worker")
         (worker,) = psutil.Process(process.pid).children()
         process.send_signal(ending)

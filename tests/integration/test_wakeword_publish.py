@@ -26,7 +26,8 @@ from slipway_export.families.wakeword.presets import write_word
 from slipway_export.options import ExportOptions
 from slipway_export.spec import Precision
 from slipway_export.trained_models import Library, export_model
-from slipway_management.app import Management, create_app
+from slipway_gateway.trained_models.app import create_app
+from slipway_gateway.trained_models.management import Management
 from slipway_serving.protocol.errors import InvalidRequest, NotReady
 from slipway_serving.triton.control import ModelControl
 from slipway_serving.triton.server import Server, ServerConfig
@@ -195,7 +196,7 @@ def test_word_is_served_without_a_restart_while_others_keep_calling(
         with pytest.raises(SlipwayError, match=WORD):
             ask(client, unheard([WORD], 1, seed=1)[0], WORD)
         wait_until(lambda: min(callers.answers) > 2, "every caller's first answers")
-        assert api.post(f"/api/models/{WORD}/export-onnx").status_code == 202
+        assert api.post(f"/v1/models/{WORD}/export-onnx").status_code == 202
         wait_until(lambda: state(api)["export"] not in ("queued", "running"), "the export", limit_s=600)
         before = list(callers.answers)
         assert (state(api)["export"], state(api)["onnx_error"]) == ("done", None)
@@ -209,7 +210,7 @@ def test_word_is_served_without_a_restart_while_others_keep_calling(
 
 
 def state(api: TestClient, word: str = WORD) -> dict[str, Any]:
-    answer = api.get(f"/api/models/{word}/onnx-status")
+    answer = api.get(f"/v1/models/{word}/onnx-status")
     assert answer.status_code == 200
     return answer.json()
 
@@ -316,7 +317,7 @@ def test_failed_export_after_training_keeps_the_weights_and_says_why(served: Sit
 
 def test_deleted_word_is_served_no_more_and_the_others_are(served: Site, api: TestClient) -> None:
     with Client(served.server.grpc_url) as client:
-        answer = api.delete(f"/api/models/{WORD}/onnx")
+        answer = api.delete(f"/v1/models/{WORD}/onnx")
         assert answer.status_code == 200
         assert (answer.json()["has_onnx"], answer.json()["has_pt"], answer.json()["served"]) == (
             False,
@@ -328,4 +329,4 @@ def test_deleted_word_is_served_no_more_and_the_others_are(served: Site, api: Te
         assert ask(client, unheard([OTHER], 1, seed=1)[0], OTHER)["word"][0, 0] == OTHER.encode()
         wait_until(client.is_ready, "the server ready without it")
     assert not (served.repository / f"wakeword_head_{WORD}").exists()
-    assert api.delete(f"/api/models/{WORD}/onnx").status_code == 404
+    assert api.delete(f"/v1/models/{WORD}/onnx").status_code == 404

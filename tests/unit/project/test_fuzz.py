@@ -26,7 +26,8 @@ from server_fixtures import affine, lookup, masked
 
 from slipway_export.families import BUILT_IN, family_named
 from slipway_export.trained_models import Library
-from slipway_management.app import Management, create_app
+from slipway_gateway.trained_models.app import create_app
+from slipway_gateway.trained_models.management import Management
 from slipway_serving.protocol import images
 from slipway_serving.protocol.errors import InvalidRequest, SlipwayError, from_wire
 from slipway_serving.protocol.requests import Request, decode, decode_turn, encode, input_fields
@@ -223,9 +224,9 @@ def test_any_tensors_are_answered_by_a_graph_or_refused_each_for_itself(graph: A
 
 def test_management_api_answers_whatever_is_asked_as_it_is_described(tmp_path: Path) -> None:
     management = Management(
-        family_named("wakeword_head"), Library(tmp_path / "trained"), tmp_path / "repository", token=TOKEN
+        family_named("wakeword_head"), Library(tmp_path / "trained"), tmp_path / "repository"
     )
-    app = create_app(management)
+    app = create_app(management, TOKEN)
     known = {"Authorization": f"Bearer {TOKEN}"}
     schema = schemathesis.openapi.from_asgi("/openapi.json", app)
     tried = set()

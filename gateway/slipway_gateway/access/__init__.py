@@ -1,0 +1,1 @@
+"""Keys of the API and what each of them may ask for."""

@@ -1,0 +1,1 @@
+"""Migrations of the gateway's tables: an environment of Alembic and its revisions."""

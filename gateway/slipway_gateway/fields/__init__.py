@@ -1,0 +1,1 @@
+"""Fields of the HTTP API, generated from the request classes of all families."""

@@ -1,0 +1,67 @@
+"""What a served model says about itself: the usual values and the ranges of its request's fields.
+
+The export writes both into the parameters of the model's configuration
+(:mod:`slipway_serving.protocol.requests`), so that the gateway knows what a checkpoint can make without a
+request that fails.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from slipway_serving.protocol.requests import RANGE_PARAMETER, USUAL_PARAMETER
+from slipway_serving.protocol.rules import export_range_problems
+
+_UNITS = {"height": " px", "width": " px"}
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """Model that a server has, as its configuration describes it.
+
+    Attributes:
+        name: Name of the model.
+        parameters: Parameters of its configuration.
+        usual: Usual values of fields.
+        ranges: Smallest and largest values of fields.
+    """
+
+    name: str
+    parameters: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def usual(self) -> dict[str, int]:
+        """Usual values of fields; a value that is no whole number is left out."""
+        return {
+            name.removeprefix(USUAL_PARAMETER): int(value)
+            for name, value in self.parameters.items()
+            if name.startswith(USUAL_PARAMETER) and value.isdigit()
+        }
+
+    @property
+    def ranges(self) -> dict[str, tuple[int, int]]:
+        """Smallest and largest values of fields that the exported models support."""
+        found = {}
+        # Triton keeps no order of the parameters, and messages must not change from start to start.
+        for name, value in sorted(self.parameters.items()):
+            low, _, high = value.partition(":")
+            if name.startswith(RANGE_PARAMETER) and low.isdigit() and high.isdigit():
+                found[name.removeprefix(RANGE_PARAMETER)] = (int(low), int(high))
+        return found
+
+    def problems(self, request: Any) -> list[str]:
+        """Return a sentence for each field of a request that is out of the model's range."""
+        values = {name: getattr(request, name, None) for name in self.ranges}
+        size = getattr(request, "size_px", None)
+        if size is not None:
+            values |= {
+                side: length for side, length in zip(("height", "width"), size, strict=True) if side in values
+            }
+        return [
+            problem
+            for name, value in values.items()
+            if isinstance(value, int)
+            for problem in export_range_problems(name, value, self.ranges[name], _UNITS.get(name, ""))
+        ]

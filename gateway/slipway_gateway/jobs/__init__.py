@@ -1,0 +1,1 @@
+"""Durable jobs: their data, their table, the order in which they start, and news of their changes."""

@@ -1,0 +1,1 @@
+"""Sockets of worlds, microphones and inertial sensors."""

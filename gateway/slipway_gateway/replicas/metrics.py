@@ -1,0 +1,79 @@
+"""Numbers that a replica reports on its metrics page."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+
+from slipway_serving.protocol.errors import NotReady
+from slipway_serving.runtime.metrics import REQUESTS_RUNNING, SESSIONS_OPEN, SHUTTING_DOWN
+
+_LARGEST_BYTES = 8 << 20
+
+
+@dataclass(frozen=True)
+class MetricsPage:
+    """Numbers of one reading of the page.
+
+    Attributes:
+        requests_running: Requests in the instances of pipelines, by model.
+        sessions_open: Open sessions, by model.
+        shutting_down: Models that refuse new requests since the server shuts down.
+    """
+
+    requests_running: dict[str, int] = field(default_factory=dict)
+    sessions_open: dict[str, int] = field(default_factory=dict)
+    shutting_down: frozenset[str] = frozenset()
+
+
+async def read_metrics(http: httpx.AsyncClient, url: str) -> MetricsPage:
+    """Fetch and parse a metrics page.
+
+    Args:
+        http: HTTP client.
+        url: URL of the page.
+
+    Raises:
+        NotReady: The page cannot be fetched or is not a page of metrics.
+    """
+    try:
+        content = bytearray()
+        async with http.stream("GET", url) as response:
+            response.raise_for_status()
+            async for piece in response.aiter_bytes():
+                content += piece
+                _check_size(len(content))
+        return parse_metrics(content.decode())
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError, OverflowError) as error:
+        reason = str(error) or type(error).__name__
+        raise NotReady(
+            f"replicas: metrics must be readable at {url}, got an error ({reason}); try --triton-metrics-port"
+            " with the port of the server's metrics, or 0 for none"
+        ) from None
+
+
+def _check_size(size: int) -> None:
+    if size > _LARGEST_BYTES:
+        raise ValueError(f"the page has more than {_LARGEST_BYTES >> 20} MiB")
+
+
+def parse_metrics(text: str) -> MetricsPage:
+    """Parse the text of a metrics page.
+
+    Raises:
+        ValueError: The text is not a page of metrics.
+    """
+    wanted = {REQUESTS_RUNNING.name, SESSIONS_OPEN.name, SHUTTING_DOWN.name}
+    sums: dict[str, dict[str, float]] = {name: defaultdict(float) for name in wanted}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            if sample.name in wanted:
+                sums[sample.name][sample.labels.get("model", "")] += sample.value
+    return MetricsPage(
+        {model: round(value) for model, value in sums[REQUESTS_RUNNING.name].items()},
+        {model: round(value) for model, value in sums[SESSIONS_OPEN.name].items()},
+        frozenset(model for model, value in sums[SHUTTING_DOWN.name].items() if value > 0),
+    )

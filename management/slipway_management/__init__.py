@@ -1,1 +1,0 @@
-"""HTTP API for management: list trained models, export them and load them into a running Triton."""
