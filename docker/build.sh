@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Build images of docker/Dockerfile, and see that each starts under the restrictions that it is made for:
 #   [BASE=IMAGE] [EXPORT_BASE=IMAGE] [TRITON_BASE=IMAGE] [TORCH_BASE=server-gpu] build.sh TARGET...
-# Targets: client, load, server-cpu, export, server-gpu, server-torch. EXPORT_BASE=server-cpu makes an export that needs no
-# GPU; TORCH_BASE=server-gpu a server-torch that uses one. ONNXRUNTIME=onnxruntime makes a server-gpu whose Python models run
-# graphs on CPUs.
+# Targets: client, load, gateway, server-cpu, export, server-gpu, server-torch. EXPORT_BASE=server-cpu makes an export that
+# needs no GPU; TORCH_BASE=server-gpu a server-torch that uses one. ONNXRUNTIME=onnxruntime makes a server-gpu whose Python
+# models run graphs on CPUs.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 docker=${DOCKER:-docker} asked_base=${BASE:-} asked_export_base=${EXPORT_BASE:-} asked_torch_base=${TORCH_BASE:-}

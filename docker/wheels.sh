@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Fill docker/wheelhouse with what the images install, in the versions of the locks.
-#   wheels.sh        for client, load, server-cpu and export, by a Python of the image's version
+#   wheels.sh        for client, load, gateway, server-cpu and export, by a Python of the image's version
 #   wheels.sh gpu    for server-gpu and export on NGC's images, whose Python is a newer one
 # torch is the build that pip's index gives: for the CPU build name an index that has it, by
 #   PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make wheels
@@ -36,7 +36,7 @@ else
         echo "wheels: PYTHON must be Python $PYTHON_VERSION as in the images, got $version of $python" >&2
         exit 2
     fi
-    "$python" docker/requirements.py pyproject.toml signals server export torch >"$asked"
+    "$python" docker/requirements.py pyproject.toml signals gateway server export torch >"$asked"
     "${pip[@]}" wheel --wheel-dir "$folder" --constraint requirements.lock --requirement "$asked" "${tools[@]}"
     "$python" docker/requirements.py pyproject.toml load >"$asked"
     "${pip[@]}" wheel --wheel-dir "$folder" --constraint requirements-load.lock --requirement "$asked"

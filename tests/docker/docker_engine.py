@@ -24,7 +24,7 @@ from docker import DockerClient
 from docker.errors import DockerException, ImageNotFound
 from docker.models.containers import Container
 
-TARGETS = ("client", "load", "server-cpu", "export")
+TARGETS = ("client", "load", "gateway", "server-cpu", "export")
 """Targets of the Dockerfile that need no GPU."""
 ROOT = Path(__file__).resolve().parents[2]
 # As a server is meant to run; /tmp may run programs, since Triton's Python backend is laid out there.

@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import threading
 import time
+import tomllib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-import httpx
 import pytest
-from docker.models.containers import Container
-from docker_engine import ROOT, Engine, ended_of, free_ports, versions, wait_until
+from compose_project import Project, running_project
+from docker_engine import ROOT, Engine, ended_of, versions, wait_until
 
 from slipway_client import Client, Progress, TextToVideoRequest, Video
 
 PROFILES = {
-    (): {"export", "triton", "prometheus"},
-    ("gpu",): {"export-gpu", "triton-gpu", "prometheus"},
-    ("cpu", "grafana", "tracing"): {"export", "triton", "prometheus", "grafana", "collector"},
+    (): {"export", "triton", "gateway", "prometheus"},
+    ("gpu",): {"export-gpu", "triton-gpu", "gateway", "prometheus"},
+    ("cpu", "grafana", "tracing"): {"export", "triton", "gateway", "prometheus", "grafana", "collector"},
+    ("fleet",): {
+        *("export", "triton", "prometheus", "postgres", "object-store"),
+        *("gateway-migrate", "gateway-api", "gateway-worker"),
+    },
     ("client",): {"client", "prometheus"},
     ("load",): {"load", "load-worker", "prometheus"},
 }
@@ -45,6 +47,47 @@ def test_compose_starts_the_promised_services_when_profiles_are_named(
             )
 
 
+def test_gateway_needs_neither_a_password_nor_another_machine_when_the_default_profile_is_up(
+    compose: Engine,
+) -> None:
+    config = json.loads(compose.compose("config", "--format", "json").stdout)
+    gateway = config["services"]["gateway"]
+    (port,) = gateway["ports"]
+    assert (port["host_ip"], port["target"], port["published"]) == ("127.0.0.1", 8080, "8080")
+    assert [volume["target"] for volume in gateway["volumes"]] == ["/data"]
+    assert gateway["read_only"] is True and gateway["user"] == "1000:1000"
+    assert not {"environment", "entrypoint"} & {key for key, value in gateway.items() if value}
+    assert gateway["command"][:2] == ["--triton", "triton:8001"]
+
+
+def test_fleet_shares_database_and_contents_and_migrates_before_anything_starts(compose: Engine) -> None:
+    services = json.loads(compose.compose("--profile", "fleet", "config", "--format", "json").stdout)[
+        "services"
+    ]
+    roles = {name: services[f"gateway-{name}"] for name in ("api", "worker", "migrate")}
+    for name in ("api", "worker"):
+        assert roles[name]["command"][:2] == ["--role", name]
+        assert roles[name]["environment"] == roles["migrate"]["environment"]
+        needed = roles[name]["depends_on"]["gateway-migrate"]
+        assert needed["condition"] == "service_completed_successfully"
+    assert roles["migrate"]["entrypoint"] == ["slipway", "gateway", "migrate"]
+    assert roles["migrate"]["restart"] == "no"
+    assert "ports" not in services["postgres"] and "ports" not in services["object-store"]
+    # What the database and the S3 server take is what the gateway gives.
+    shared, store = roles["api"]["environment"], services["object-store"]["environment"]
+    database = services["postgres"]["environment"]
+    assert (
+        f":{database['POSTGRES_PASSWORD']}@postgres:5432/{database['POSTGRES_DB']}"
+        in (shared["SLIPWAY_GATEWAY_DATABASE"])
+    )
+    assert shared["SLIPWAY_GATEWAY_CONTENTS"].startswith(f"s3://{store['GARAGE_DEFAULT_BUCKET']}/")
+    assert shared["AWS_ACCESS_KEY_ID"] == store["GARAGE_DEFAULT_ACCESS_KEY"]
+    assert shared["AWS_SECRET_ACCESS_KEY"] == store["GARAGE_DEFAULT_SECRET_KEY"]
+    told = tomllib.loads((ROOT / "docker/garage.toml").read_text())["s3_api"]
+    assert shared["AWS_ENDPOINT"].rpartition(":")[2] == told["api_bind_addr"].rpartition(":")[2]
+    assert shared["AWS_REGION"] == told["s3_region"]
+
+
 def test_gpu_profile_reserves_a_device_and_shared_memory_when_configured(compose: Engine) -> None:
     config = json.loads(compose.compose("--profile", "gpu", "config", "--format", "json").stdout)
     triton = config["services"]["triton-gpu"]
@@ -58,43 +101,12 @@ def test_gpu_profile_reserves_a_device_and_shared_memory_when_configured(compose
     assert {"--engine=tensorrt", "--precision=fp16"} <= {*export["command"]}
 
 
-@dataclass(frozen=True)
-class Project:
-    """The running default profile, under a name and on ports of its own."""
-
-    engine: Engine
-    environment: dict[str, str]
-
-    def compose(self, *arguments: str, code: int | None = 0) -> str:
-        return self.engine.compose(*arguments, code=code, limit_s=1800, **self.environment).stdout
-
-    def service(self, name: str) -> Container:
-        return self.engine.client.containers.get(self.compose("ps", "--all", "--quiet", name).strip())
-
-    def ask_prometheus(self, path: str, **query: str) -> Any:
-        url = f"http://127.0.0.1:{self.environment['PROMETHEUS_PORT']}/api/v1/{path}"
-        return httpx.get(url, params=query, trust_env=False).raise_for_status().json()["data"]
-
-    def query(self, expression: str) -> list[float]:
-        found = self.ask_prometheus("query", query=expression)["result"]
-        return [float(sample["value"][1]) for sample in found]
-
-
 @pytest.fixture(scope="module")
-def project(
-    compose: Engine, images: dict[str, str], prometheus_image: str, shown: Callable[[str], None]
-) -> Iterator[Project]:
+def project(compose: Engine, images: dict[str, str], prometheus_image: str) -> Iterator[Project]:
     """`docker compose up --detach` of this checkout."""
-    names = ("HTTP_PORT", "GRPC_PORT", "METRICS_PORT", "PROMETHEUS_PORT")
-    ports = dict(zip(names, map(str, free_ports(len(names))), strict=True))
-    own = {"COMPOSE_PROJECT_NAME": f"slipway-test-{os.getpid()}", "PROMETHEUS_IMAGE": prometheus_image}
-    project = Project(compose, {**own, **ports})
-    try:
-        project.compose("up", "--detach", "--no-build")
-        compose.wait_healthy(project.service("triton"))
-        yield project
-    finally:
-        project.compose("--profile", "*", "down", "--volumes", "--timeout", "5", code=None)
+    with running_project(compose, prometheus_image, "compose") as running:
+        compose.wait_healthy(running.service("triton"))
+        yield running
 
 
 def test_default_profile_exports_serves_and_is_watched_when_brought_up(

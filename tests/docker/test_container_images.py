@@ -33,14 +33,30 @@ def test_server_image_has_ports_and_a_health_check_when_inspected(
     shown(f"server-cpu: ports {', '.join(sorted(PORTS))}, health check {config['Healthcheck']['Test'][1:]}")
 
 
+def test_gateway_image_has_a_port_a_health_check_and_a_folder_of_its_user_when_inspected(
+    engine: Engine, images: dict[str, str]
+) -> None:
+    config = engine.client.images.get(images["gateway"]).attrs["Config"]
+    assert set(config["ExposedPorts"]) == {"8080/tcp"}
+    assert config["Entrypoint"] == ["slipway", "gateway", "--host", "0.0.0.0"]
+    assert config["WorkingDir"] == "/data"
+    said = engine.run(images["gateway"], "-c", "stat -c '%u %a' /data", entrypoint="sh", **CONFINED).stdout
+    assert said.split() == ["1000", "700"]
+    # The command of the health check is one that runs: without a gateway it fails by that alone.
+    check = engine.run(
+        images["gateway"], *config["Healthcheck"]["Test"][2:], code=1, entrypoint="python", **CONFINED
+    )
+    assert "Connection refused" in check.stderr
+
+
 def test_client_image_has_no_server_when_looked_into(engine: Engine, images: dict[str, str]) -> None:
     heavy = ("torch", "diffusers", "transformers", "onnxruntime", "pytriton")
     code = f"import importlib.util as u; print(*[n for n in {heavy!r} if u.find_spec(n)])"
     said = {
         target: engine.run(images[target], "-c", code, entrypoint="python").stdout.split()
-        for target in ("client", "server-cpu")
+        for target in ("client", "gateway", "server-cpu")
     }
-    assert said == {"client": [], "server-cpu": list(heavy)}
+    assert said == {"client": [], "gateway": [], "server-cpu": list(heavy)}
 
 
 def test_client_image_has_what_its_commands_import_when_run(engine: Engine, images: dict[str, str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -185,7 +186,9 @@ def test_tritonserver_would_say_so_if_an_argument_were_wrong(argument: str, tmp_
 def test_tests_client_arguments_are_a_command_of_slipway() -> None:
     for values in (None, *EXAMPLES):
         for manifest in of_kind(render(values), "Pod"):
-            assert parsed(*manifest["spec"]["containers"][0]["args"])["url"].endswith(":8001")
+            (container,) = manifest["spec"]["containers"]
+            if container["name"] == "client":
+                assert parsed(*container["args"])["url"].endswith(":8001")
 
 
 def test_load_tests_arguments_are_commands_of_slipway_load() -> None:
@@ -219,30 +222,30 @@ def test_preparing_exports_are_commands_of_slipway() -> None:
         assert str(parsed(*line.split())["repository"]).startswith("/store/")
 
 
-def test_probes_ask_the_endpoint_of_slipway_serve_or_run_a_command_where_there_is_none() -> None:
+def serving_pods() -> Iterator[Manifest]:
+    """Yield the pods of Triton of every example."""
     for values in (None, *EXAMPLES):
         for manifest in render(values):
-            for pod in pod_specs(manifest):
-                if "terminationGracePeriodSeconds" not in pod:
-                    continue
-                container = pod["containers"][0]
-                ports = {port["name"]: port["containerPort"] for port in container["ports"]}
-                for probe, path in (("readinessProbe", "/ready"), ("livenessProbe", "/live")):
-                    if "--host" in container["args"]:
-                        assert container[probe]["httpGet"] == {"path": path, "port": "probes"}
-                        assert parsed("serve", *container["args"])["probe_port"] == ports["probes"]
-                    else:
-                        program, *command = container[probe]["exec"]["command"]
-                        assert program == "slipway"
-                        assert parsed(*command)["processes"] is True
+            yield from (pod for pod in pod_specs(manifest) if pod["containers"][0]["name"] == "triton")
+
+
+def test_probes_ask_the_endpoint_of_slipway_serve_or_run_a_command_where_there_is_none() -> None:
+    for pod in serving_pods():
+        container = pod["containers"][0]
+        ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+        for probe, path in (("readinessProbe", "/ready"), ("livenessProbe", "/live")):
+            if "--host" in container["args"]:
+                assert container[probe]["httpGet"] == {"path": path, "port": "probes"}
+                assert parsed("serve", *container["args"])["probe_port"] == ports["probes"]
+            else:
+                program, *command = container[probe]["exec"]["command"]
+                assert program == "slipway"
+                assert parsed(*command)["processes"] is True
 
 
 def test_pre_stop_runs_a_command_of_slipway() -> None:
-    for values in (None, *EXAMPLES):
-        for manifest in render(values):
-            for pod in pod_specs(manifest):
-                if "terminationGracePeriodSeconds" in pod:
-                    script = pod["containers"][0]["lifecycle"]["preStop"]["exec"]["command"][2]
-                    command = script.partition("; slipway ")[2].split()
-                    assert command[0] == "drain"
-                    assert parsed(*command)["timeout_s"] > 0
+    for pod in serving_pods():
+        script = pod["containers"][0]["lifecycle"]["preStop"]["exec"]["command"][2]
+        command = script.partition("; slipway ")[2].split()
+        assert command[0] == "drain"
+        assert parsed(*command)["timeout_s"] > 0

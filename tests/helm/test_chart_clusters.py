@@ -25,6 +25,15 @@ from helm_chart import (
 
 JOB: Manifest = {"models": {"store": "claim"}, "prepare": {"by": "job"}}
 ALL_PODS: Manifest = {**JOB, "load": {"enabled": True}}
+EVERY_POD: Manifest = {
+    **ALL_PODS,
+    "gateway": {
+        "enabled": True,
+        "role": "split",
+        "database": {"secret": "database"},
+        "contents": {"url": "s3://videos/a"},
+    },
+}
 DIGEST = f"sha256:{'0123456789abcdef' * 4}"
 VERSION = yaml.safe_load((CHART / "Chart.yaml").read_text())["appVersion"]
 
@@ -42,15 +51,15 @@ def pods(manifests: list[Manifest]) -> dict[str, Manifest]:
 
 
 def test_global_registry_is_in_front_of_every_image() -> None:
-    manifests = render({**ALL_PODS, "global": {"imageRegistry": "registry.example.com/"}})
+    manifests = render({**EVERY_POD, "global": {"imageRegistry": "registry.example.com/"}})
     images = {container["image"] for container in containers(manifests)}
-    names = ("server-cpu", "export", "client", "load")
+    names = ("server-cpu", "export", "client", "load", "gateway")
     assert images == {f"registry.example.com/slipway/{name}:{VERSION}" for name in names}
 
 
 def test_global_pull_secrets_join_those_of_the_chart_in_every_pod() -> None:
     values = {
-        **ALL_PODS,
+        **EVERY_POD,
         "imagePullSecrets": [{"name": "own"}],
         "global": {"imagePullSecrets": ["a", {"name": "own"}]},
     }
@@ -61,14 +70,16 @@ def test_global_pull_secrets_join_those_of_the_chart_in_every_pod() -> None:
 
 def test_image_is_named_by_its_digest_when_there_is_one() -> None:
     values = {
-        **ALL_PODS,
+        **EVERY_POD,
+        "gateway": {**EVERY_POD["gateway"], "image": {"digest": DIGEST}},
         "image": {"digest": DIGEST},
         "prepare": {"by": "job", "image": {"digest": DIGEST}},
         "test": {"image": {"digest": DIGEST}},
         "load": {"enabled": True, "image": {"digest": DIGEST}},
     }
     images = {container["image"] for container in containers(render(values))}
-    assert images == {f"slipway/{name}@{DIGEST}" for name in ("server-cpu", "export", "client", "load")}
+    names = ("server-cpu", "export", "client", "load", "gateway")
+    assert images == {f"slipway/{name}@{DIGEST}" for name in names}
 
 
 def test_environment_reaches_servers_the_job_and_the_test() -> None:
@@ -118,7 +129,7 @@ def test_labels_and_annotations_reach_the_pods_of_job_test_and_load() -> None:
 
 def test_security_contexts_leave_the_user_to_openshift_when_they_are_null() -> None:
     nobody = {"runAsUser": None, "runAsGroup": None, "fsGroup": None}
-    values = {**ALL_PODS, "podSecurityContext": nobody, "securityContext": {"readOnlyRootFilesystem": False}}
+    values = {**EVERY_POD, "podSecurityContext": nobody, "securityContext": {"readOnlyRootFilesystem": False}}
     manifests = render(values)
     for manifest in manifests:
         for pod in pod_specs(manifest):
@@ -131,7 +142,7 @@ def test_security_contexts_leave_the_user_to_openshift_when_they_are_null() -> N
 
 
 def test_every_container_has_resources_that_a_quota_asks_for() -> None:
-    for container in containers(render(ALL_PODS)):
+    for container in containers(render(EVERY_POD)):
         assert container["resources"].get("requests"), container["name"]
     small = {"requests": {"cpu": "20m", "memory": "32Mi"}, "limits": {"memory": "99Mi"}}
     manifests = render(

@@ -132,10 +132,12 @@ def test_proxies_and_tests_wait_longer_than_the_longest_job_for_every_example() 
             manifest["metadata"]["labels"]["slipway/pool"]: longest_job(pod)
             for manifest in manifests
             for pod in pod_specs(manifest)
-            if "terminationGracePeriodSeconds" in pod
+            if "terminationGracePeriodSeconds" in pod and "slipway/pool" in manifest["metadata"]["labels"]
         }
+        # What leads to the gateway has no timeout that a job could reach: tests/helm/test_chart_gateway.py.
+        manifests = [m for m in manifests if "slipway/pool" in m["metadata"]["labels"]]
         for manifest in manifests:
-            pool = manifest["metadata"]["labels"].get("slipway/pool")
+            pool = manifest["metadata"]["labels"]["slipway/pool"]
             if manifest["kind"] == "HTTPRoute":
                 timeout = manifest["spec"]["rules"][0]["timeouts"]["request"]
                 assert int(timeout.removesuffix("s")) > longest[pool]

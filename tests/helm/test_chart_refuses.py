@@ -154,12 +154,12 @@ def test_schema_refuses_a_value_by_name_and_rule(values: Manifest, said: str) ->
             "sticky must be false behind an ingress that is not nginx",
         ),
         (
-            {"sticky": True, "gateway": {"enabled": True, "host": "a.b", "parentRefs": [{"name": "g"}]}},
+            {"sticky": True, "gatewayApi": {"enabled": True, "host": "a.b", "parentRefs": [{"name": "g"}]}},
             "sticky must be false behind a gateway without a policy for it",
         ),
         ({"ingress": {"enabled": True, "tlsSecret": "t"}}, "ingress.host must be given"),
         ({"ingress": {"enabled": True, "host": "a.b"}}, "ingress.tlsSecret must be given with nginx"),
-        ({"gateway": {"enabled": True}}, "gateway.host and gateway.parentRefs must be given"),
+        ({"gatewayApi": {"enabled": True}}, "gatewayApi.host and gatewayApi.parentRefs must be given"),
         ({"load": {"enabled": True, "pool": "none"}}, "load.pool must be one of default, got none"),
         ({"tls": {"mutual": True}}, "tls.secret must be given with mutual"),
         ({"fullnameOverride": "n" * 44}, "must have at most 43 characters, got 44; try fullnameOverride"),
@@ -220,6 +220,6 @@ def test_pools_may_set_what_describes_a_pool_and_nothing_else() -> None:
 
 
 def test_values_file_is_short_and_every_line_of_examples_is_used() -> None:
-    assert len((CHART / "values.yaml").read_text().splitlines()) < 220
+    assert len((CHART / "values.yaml").read_text().splitlines()) < 250
     for path in EXAMPLES:
         assert path.read_text().startswith("# "), f"{path.name} must say what it is for"

@@ -101,6 +101,12 @@ def test_examples_render_every_template_and_every_custom_kind() -> None:
     assert set(CUSTOM_KINDS) <= {(m["apiVersion"], m["kind"]) for m in rendered}
 
 
+def is_of_servers(manifest: dict[str, Any]) -> bool:
+    """Whether an object is for the servers of a pool, and not for what prepares, calls or stands in front."""
+    about = manifest["metadata"]
+    return "slipway/pool" in about["labels"] and not about["name"].endswith("-prepare")
+
+
 @pytest.mark.parametrize("values", MATRIX, ids=name_of)
 def test_parts_of_a_release_refer_to_each_other_by_names_that_exist(values: Path | None) -> None:
     manifests = render(values)
@@ -118,8 +124,7 @@ def test_parts_of_a_release_refer_to_each_other_by_names_that_exist(values: Path
         for service in selecting:
             assert all(ports[port["targetPort"]] == port["port"] for port in service["spec"]["ports"])
         for kind in ("PodDisruptionBudget", "NetworkPolicy"):
-            others = ("-callers", "-prepare")
-            for m in (m for m in of_kind(manifests, kind) if not m["metadata"]["name"].endswith(others)):
+            for m in (m for m in of_kind(manifests, kind) if is_of_servers(m)):
                 selector = m["spec"].get("selector") or m["spec"]["podSelector"]
                 (pool,) = {m["metadata"]["labels"]["slipway/pool"]}
                 assert (selector["matchLabels"].items() <= labels) == (dict(labels)["slipway/pool"] == pool)
@@ -132,7 +137,10 @@ def test_parts_of_a_release_refer_to_each_other_by_names_that_exist(values: Path
         for reference in json.dumps(spec).split('"backendRefs": [')[1:]:
             assert ("Service", json.loads(reference.partition("]")[0])["name"]) in names
         for pod_spec in pod_specs(manifest):
-            assert ("ServiceAccount", pod_spec["serviceAccountName"]) in names
+            # A hook before an install comes before the release's own account.
+            early = "pre-install" in manifest["metadata"].get("annotations", {}).get("helm.sh/hook", "")
+            account = pod_spec["serviceAccountName"]
+            assert account == "default" if early else ("ServiceAccount", account) in names
             claims = [c["metadata"]["name"] for c in spec.get("volumeClaimTemplates", [])]
             volumes = {volume["name"]: volume for volume in pod_spec["volumes"]}
             for container in [*pod_spec["containers"], *pod_spec.get("initContainers", [])]:

@@ -158,7 +158,8 @@ def test_ingress_speaks_tls_to_servers_that_do() -> None:
 
 def test_each_pool_has_a_host_name_of_its_own() -> None:
     manifests = render(example("everything"))
-    hosts = {i["spec"]["rules"][0]["host"] for i in of_kind(manifests, "Ingress")}
+    of_pools = [i for i in of_kind(manifests, "Ingress") if "slipway/pool" in i["metadata"]["labels"]]
+    hosts = {i["spec"]["rules"][0]["host"] for i in of_pools}
     pools = ("engines", "sessions", "baked", "node", "bucket")
     assert hosts == {f"{pool}.models.example.com" for pool in pools}
     routes = {route["spec"]["hostnames"][0] for route in of_kind(manifests, "GRPCRoute")}
@@ -166,7 +167,7 @@ def test_each_pool_has_a_host_name_of_its_own() -> None:
 
 
 def test_routes_of_the_gateway_lead_to_serving_only() -> None:
-    manifests = render(example("gateway"))
+    manifests = render(example("gateway-api"))
     (http,) = only(manifests, "HTTPRoute")["spec"]["rules"]
     (grpc,) = only(manifests, "GRPCRoute")["spec"]["rules"]
     assert [match["path"]["value"] for match in http["matches"]] == ["/v2/models", "/v2/health"]
@@ -188,12 +189,12 @@ def test_sessions_reach_one_replica_by_connection_address_or_header_when_sticky(
     hashed = "nginx.ingress.kubernetes.io/upstream-hash-by"
     for ingress in of_kind(render(example("ingress")), "Ingress"):
         assert ingress["metadata"]["annotations"][hashed] == "$http_slipway_session"
-    balancer = only(render(example("gateway")), "BackendTrafficPolicy")["spec"]["loadBalancer"]
+    balancer = only(render(example("gateway-api")), "BackendTrafficPolicy")["spec"]["loadBalancer"]
     assert balancer == {
         "type": "ConsistentHash",
         "consistentHash": {"type": "Header", "header": {"name": "slipway-session"}},
     }
-    gateway = {"gateway": {"enabled": True, "host": "a.b", "parentRefs": [{"name": "g"}], "envoy": True}}
+    gateway = {"gatewayApi": {"enabled": True, "host": "a.b", "parentRefs": [{"name": "g"}], "envoy": True}}
     assert only(render(gateway), "BackendTrafficPolicy")["spec"]["loadBalancer"] == {"type": "LeastRequest"}
 
 

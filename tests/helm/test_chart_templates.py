@@ -49,10 +49,10 @@ def test_defaults_render_what_one_pool_on_cpus_needs_and_nothing_else() -> None:
         ({"limits": {"wan_t2v": {"steps": 20}}}, {"ConfigMap"}),
         ({"ingress": {"enabled": True, "host": "a.b", "tlsSecret": "t"}}, {"Ingress"}),
         (
-            {"gateway": {"enabled": True, "host": "a.b", "parentRefs": [{"name": "g"}]}},
+            {"gatewayApi": {"enabled": True, "host": "a.b", "parentRefs": [{"name": "g"}]}},
             {"HTTPRoute", "GRPCRoute"},
         ),
-        ({"gateway": {"envoy": True}}, set()),
+        ({"gatewayApi": {"envoy": True}}, set()),
     ],
 )
 def test_kinds_appear_with_their_setting_only(values: Manifest, more: set[str]) -> None:

@@ -19,12 +19,22 @@ from helm_chart import CHART, Manifest, helm, render, template
 
 JOB: Manifest = {"models": {"store": "claim"}, "prepare": {"by": "job"}}
 OWN_VOLUMES: Manifest = {"workload": "StatefulSet"}
+GATEWAY: Manifest = {
+    "enabled": True,
+    "role": "split",
+    "database": {"secret": "database"},
+    "contents": {"url": "s3://videos/a", "secret": "contents"},
+    "workers": {"autoscaling": {"enabled": True}},
+    "ingress": {"enabled": True, "host": "c.example"},
+    "route": {"enabled": True, "host": "d.example", "parentRefs": [{"name": "g"}], "envoy": True},
+}
 GPU: Manifest = {"image": {"repository": "slipway/server-gpu"}, "gpu": {"count": 1}}
 OUTSIDE: Manifest = {
     "ingress": {"enabled": True, "host": "a.example", "tlsSecret": "tls"},
-    "gateway": {"enabled": True, "host": "b.example", "parentRefs": [{"name": "g"}], "envoy": True},
+    "gatewayApi": {"enabled": True, "host": "b.example", "parentRefs": [{"name": "g"}], "envoy": True},
     "monitoring": {"serviceMonitor": True, "rules": True, "dashboard": True},
     "autoscaling": {"by": "hpa"},
+    "gateway": GATEWAY,
     "tls": {"secret": "certificates"},
     "load": {"enabled": True},
 }
@@ -38,6 +48,8 @@ SHAPES: dict[str, Manifest] = {
     "gpu": GPU,
     "outside": OUTSIDE,
     "keda": {"autoscaling": {"by": "keda"}},
+    "gateway": {"gateway": {"enabled": True}},
+    "gateway in parts": {"gateway": GATEWAY, "autoscaling": {"by": "keda"}},
     "ready repository": {"models": {"store": "image"}, "prepare": {"exports": []}},
 }
 # Settings whose other values are of a kind of their own.
@@ -91,7 +103,23 @@ OTHER: dict[str, Any] = {
     "networkPolicy.clients": [{"namespaceSelector": {}}],
     "networkPolicy.monitoring": [{"podSelector": {}}],
     "networkPolicy.egress": [{"to": [{"namespaceSelector": {}}]}],
-    "gateway.parentRefs": [{"name": "other"}],
+    "gateway.image.digest": f"sha256:{'0' * 64}",
+    "gateway.pools": ["default"],
+    "gateway.arguments": ["--keep-s=60"],
+    "gateway.contents.url": "s3://other/a",
+    "gateway.volume.size": "30Gi",
+    "gateway.clients": [{"namespaceSelector": {}}],
+    "gateway.resources": {"requests": {"cpu": "3"}},
+    "gateway.workers.resources": {"requests": {"cpu": "3"}},
+    "gateway.route.parentRefs": [{"name": "other"}],
+    "gateway.service.loadBalancerSourceRanges": ["10.0.0.0/8"],
+    "gateway.spread.matchLabelKeys": ["pod-template-hash"],
+    "gateway.env": [{"name": "A", "value": "b"}],
+    "gateway.volumes": [{"name": "ca", "configMap": {"name": "ca"}}],
+    "gateway.volumeMounts": [{"name": "tmp", "mountPath": "/other"}],
+    "gateway.tolerations": [{"key": "own", "operator": "Exists"}],
+    "gateway.affinity": {"podAffinity": {}},
+    "gatewayApi.parentRefs": [{"name": "other"}],
     "test.arguments": ["ready"],
     "load.pool": "volumes",
     "load.arguments": ["--family", "airimu"],

@@ -54,12 +54,17 @@ class _Receiver(http.server.BaseHTTPRequestHandler):
 
 
 class Prometheus:
-    """A real one that watches a server, faster than the files say."""
+    """A real one that watches a server, and perhaps a gateway, faster than the files say."""
 
-    def __init__(self, folder: Path, target: str) -> None:
+    def __init__(self, folder: Path, target: str, gateway: str | None = None) -> None:
         config = yaml.safe_load((FOLDER / "prometheus.yml").read_text())
         config["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
-        config["scrape_configs"][0]["static_configs"][0]["targets"] = [target]
+        servers, gateways = config["scrape_configs"]
+        servers["static_configs"][0]["targets"] = [target]
+        gateways["static_configs"][0]["targets"] = [gateway]
+        del gateways["dns_sd_configs"]
+        if gateway is None:  # one that is not there would be down
+            config["scrape_configs"] = [servers]
         (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
         shutil.copy(FOLDER / "rules.yml", folder)
         with socket.create_server(("127.0.0.1", 0)) as free:

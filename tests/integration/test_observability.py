@@ -20,6 +20,7 @@ import httpx
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
+from gateway_fixtures import running_gateway
 from observability_fixtures import (
     Collector,
     Labels,
@@ -282,6 +283,34 @@ def test_one_request_is_one_trace_with_the_models_that_it_called(
     assert {line["trace_id"] for line in lines} == {spans[0]["traceId"]}
 
 
+@pytest.mark.parametrize("way", ["client", "gateway"])
+def test_servers_trace_continues_the_callers_when_it_names_one(
+    server: Server, collector: Collector, tmp_path: Path, way: str
+) -> None:
+    trace_id = os.urandom(16).hex()
+    traceparent = f"00-{trace_id}-{os.urandom(8).hex()}-01"
+    fields: dict[str, Any] = {
+        "prompt": f"traced by {way}",
+        "frames": 5,
+        "height": 32,
+        "width": 32,
+        "steps": 2,
+    }
+    if way == "client":
+        with Client(server.grpc_url) as client:
+            assert list(client.generate(TextToVideoRequest(**fields), traceparent=traceparent))
+    else:
+        with running_gateway([server.grpc_url], tmp_path) as gateway:
+            headers = {"traceparent": traceparent}
+            job = gateway.http.post("/v1/videos", json=fields, headers=headers).json()
+            assert gateway.until(job["id"])["status"] == "completed"
+
+    def names() -> set[str]:
+        return {span["name"] for span in list(collector.spans) if span["traceId"] == trace_id}
+
+    wait_until(lambda: {"wan_t2v", "wan_t2v_denoiser_high"} <= names(), "the spans of the caller's trace")
+
+
 def test_log_has_the_id_the_progress_and_the_end_of_a_request(server: Server, traffic: Traffic) -> None:
     ends = list(
         {line["request_id"]: line for line in log_lines(server) if line["model"] == "wan_t2v"}.values()
@@ -317,9 +346,10 @@ def watched(prometheus: Prometheus | None, traffic: Traffic) -> Prometheus:
 
 
 def has_data_here(expression: str) -> bool:
-    """Whether an expression is of what is served here: worlds are not, their own test counts for them."""
-    of_worlds = ("slipway:blocks_late_ratio", *(metric.name for metric in WORLDS))
-    return not any(name in expression for name in of_worlds)
+    """Whether an expression is of what runs here: worlds and gateways have tests of their own."""
+    of_others = ("slipway:blocks_late_ratio", *(metric.name for metric in WORLDS))
+    of_others += ("slipway_gateway_", "slipway:gateway_", 'job="slipway-gateway"')
+    return not any(name in expression for name in of_others)
 
 
 @pytest.mark.parametrize("rule", filter(has_data_here, recorded()))

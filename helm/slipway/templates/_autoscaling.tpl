@@ -55,5 +55,11 @@ workload that had one before back to one replica. Where manifests are rendered w
   target: {{ .queueComputeRatio | quote }}
   type: Value
 {{- end }}
+{{- if .jobs }}
+- name: jobs
+  query: {{ include "slipway.gatewayJobs" (dict "root" $.root "models" .jobModels) }}
+  target: {{ .jobs | quote }}
+  type: AverageValue
+{{- end }}
 {{- end }}
 {{- end }}

@@ -34,8 +34,11 @@
 {{- if gt (int .autoscaling.minReplicas) (int .autoscaling.maxReplicas) }}
 {{- $own = append $own (printf "autoscaling.minReplicas must be at most maxReplicas, got %d and %d" (int .autoscaling.minReplicas) (int .autoscaling.maxReplicas)) }}
 {{- end }}
-{{- if and (eq (int .autoscaling.minReplicas) 0) (or (ne .autoscaling.by "keda") (not .autoscaling.triggers)) }}
-{{- $own = append $own (printf "autoscaling.minReplicas must be at least 1 without KEDA and a trigger of your own, got 0 with %s: the queue that calls for replicas is in the replicas; try autoscaling.triggers" .autoscaling.by) }}
+{{- if and (eq (int .autoscaling.minReplicas) 0) (or (ne .autoscaling.by "keda") (not (or .autoscaling.triggers .autoscaling.jobs))) }}
+{{- $own = append $own (printf "autoscaling.minReplicas must be at least 1 without KEDA and a trigger of your own, got 0 with %s: the queue that calls for replicas is in the replicas; try autoscaling.jobs, which asks the gateway, or autoscaling.triggers" .autoscaling.by) }}
+{{- end }}
+{{- if and .autoscaling.jobs (or (ne .autoscaling.by "keda") (not $values.gateway.enabled) (and $values.gateway.pools (not (has $key $values.gateway.pools)))) }}
+{{- $own = append $own (printf "autoscaling.jobs must be 0 without KEDA and a gateway that calls this pool, got %v with %s; try autoscaling.by keda and gateway.enabled" .autoscaling.jobs .autoscaling.by) }}
 {{- end }}
 {{- if and (ne .autoscaling.by "keda") (or .autoscaling.triggers .autoscaling.fallback .autoscaling.authenticationRef) }}
 {{- $own = append $own (printf "autoscaling.by must be keda with triggers, fallback or authenticationRef, got %s" .autoscaling.by) }}
@@ -43,7 +46,7 @@
 {{- if gt (int .computed.stabilization) 3600 }}
 {{- $own = append $own (printf "timing.longestJob and autoscaling.stabilization must be at most 3600 with autoscaling, got %d and %d: Kubernetes waits no longer before it takes replicas away; try autoscaling.by none" (int .timing.longestJob) (int .autoscaling.stabilization)) }}
 {{- end }}
-{{- if not (or .autoscaling.inFlight .autoscaling.pendingRequests .autoscaling.queueComputeRatio) }}
+{{- if not (or .autoscaling.inFlight .autoscaling.pendingRequests .autoscaling.queueComputeRatio .autoscaling.jobs) }}
 {{- $own = append $own "autoscaling must have a target above 0, got none; try inFlight 2" }}
 {{- end }}
 {{- end }}
@@ -59,12 +62,46 @@
 {{- end }}
 {{- end }}
 {{- if and $pool.sticky $values.ingress.enabled (not $values.ingress.nginx) }}
-{{- $own = append $own "sticky must be false behind an ingress that is not nginx, got true; try gateway.envoy" }}
+{{- $own = append $own "sticky must be false behind an ingress that is not nginx, got true; try gatewayApi.envoy" }}
 {{- end }}
-{{- if and $pool.sticky $values.gateway.enabled (not $values.gateway.envoy) }}
-{{- $own = append $own "sticky must be false behind a gateway without a policy for it, got true; try gateway.envoy" }}
+{{- if and $pool.sticky $values.gatewayApi.enabled (not $values.gatewayApi.envoy) }}
+{{- $own = append $own "sticky must be false behind a gateway without a policy for it, got true; try gatewayApi.envoy" }}
 {{- end }}
 {{- range $own }}{{ $problems = append $problems (printf "pool %s: %s" $key .) }}{{ end }}
+{{- end }}
+{{- with $values.gateway }}
+{{- if .enabled }}
+{{- if and (not .database.secret) (or (eq .role "split") (gt (int .replicas) 1)) }}
+{{- $problems = append $problems (printf "gateway.database.secret must be given with role split or more than one replica, got none with %s and %d: SQLite serves one process; try role all and replicas 1, or a secret with the URL of a PostgreSQL" .role (int .replicas)) }}
+{{- end }}
+{{- if and (not .contents.url) (or (eq .role "split") (gt (int .replicas) 1)) }}
+{{- $problems = append $problems (printf "gateway.contents.url must be given with role split or more than one replica, got none with %s and %d: pods do not share a folder; try s3://bucket/prefix" .role (int .replicas)) }}
+{{- end }}
+{{- with .workers.autoscaling }}
+{{- if and .enabled (ne $values.gateway.role "split") }}
+{{- $problems = append $problems "gateway.workers.autoscaling.enabled must be false with role all, which has no workers, got true; try role split" }}
+{{- end }}
+{{- if gt (int .minReplicas) (int .maxReplicas) }}
+{{- $problems = append $problems (printf "gateway.workers.autoscaling.minReplicas must be at most maxReplicas, got %d and %d" (int .minReplicas) (int .maxReplicas)) }}
+{{- end }}
+{{- end }}
+{{- range .pools }}
+{{- if not (hasKey $.pools .) }}
+{{- $problems = append $problems (printf "gateway.pools must be of %s, got %s" (keys $.pools | sortAlpha | join ", ") .) }}
+{{- end }}
+{{- end }}
+{{- range list "gateway" "gateway-worker" }}
+{{- if hasKey $values.pools . }}
+{{- $problems = append $problems (printf "pools must not have the name of the gateway's own workloads, got %s" .) }}
+{{- end }}
+{{- end }}
+{{- if and .ingress.enabled (not .ingress.host) }}
+{{- $problems = append $problems "gateway.ingress.host must be given, got none" }}
+{{- end }}
+{{- if and .route.enabled (or (not .route.host) (not .route.parentRefs)) }}
+{{- $problems = append $problems "gateway.route.host and gateway.route.parentRefs must be given, got none; try parentRefs [{name: GATEWAY}]" }}
+{{- end }}
+{{- end }}
 {{- end }}
 {{- with $values }}
 {{- if and .ingress.enabled (not .ingress.host) }}
@@ -76,8 +113,8 @@
 {{- if and .ingress.enabled .ingress.grpc.enabled (not .ingress.nginx) (not .ingress.grpc.serviceAnnotations) }}
 {{- $problems = append $problems "ingress.grpc.serviceAnnotations must tell a controller that is not nginx to speak HTTP/2 without TLS to gRPC's port, got none; try traefik.ingress.kubernetes.io/service.serversscheme: h2c, or ingress.grpc.enabled: false" }}
 {{- end }}
-{{- if and .gateway.enabled (or (not .gateway.host) (not .gateway.parentRefs)) }}
-{{- $problems = append $problems "gateway.host and gateway.parentRefs must be given, got none; try parentRefs [{name: GATEWAY}]" }}
+{{- if and .gatewayApi.enabled (or (not .gatewayApi.host) (not .gatewayApi.parentRefs)) }}
+{{- $problems = append $problems "gatewayApi.host and gatewayApi.parentRefs must be given, got none; try parentRefs [{name: GATEWAY}]" }}
 {{- end }}
 {{- if and .tls.mutual (not .tls.secret) }}
 {{- $problems = append $problems "tls.secret must be given with mutual, got none" }}

@@ -14,7 +14,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
 DOCKERFILE = ROOT / "docker/Dockerfile"
-TARGETS = {"client", "load", "server-cpu", "export", "server-gpu"}
+TARGETS = {"client", "load", "gateway", "server-cpu", "export", "server-gpu"}
 # Joined lines: an instruction each.
 INSTRUCTIONS = re.sub(r"\\\n", " ", re.sub(r"^#.*\n", "", DOCKERFILE.read_text(), flags=re.M)).splitlines()
 
@@ -135,7 +135,7 @@ def installed_extras() -> list[list[str]]:
 
 def test_no_image_and_no_lock_contains_proprietary_wheels_of_tensorrt_when_read() -> None:
     installs = installed_extras()
-    assert len(installs) == 6 + 4  # the Dockerfile's, and those of wheels.sh
+    assert len(installs) == 7 + 4  # the Dockerfile's, and those of wheels.sh
     lists = [requirements(*each) for each in installs]
     assert [each.stderr for each in lists if each.returncode] == []
     names = [each.stdout for each in lists] + [path.read_text() for path in ROOT.glob("requirements*.lock")]

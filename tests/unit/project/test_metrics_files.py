@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
+from slipway_gateway.metrics import GatewayMetrics
 from slipway_serving.runtime.metrics import METRICS
 
 FOLDER = Path(__file__).resolve().parents[3] / "observability"
@@ -109,8 +110,21 @@ _TRITONS = {
 }
 
 
+def of_the_gateway() -> dict[str, str]:
+    """Return the kinds of the gateway's metrics by name, as its page declares them."""
+    return dict(re.findall(r"^# TYPE (\S+) (\w+)$", GatewayMetrics().page().decode(), re.MULTILINE))
+
+
+def test_gateway_declares_metrics_of_its_own_prefix() -> None:
+    kinds = of_the_gateway()
+    assert len(kinds) > 10 and set(kinds.values()) == {"counter", "gauge", "histogram"}
+    assert all(name.startswith("slipway_gateway_") for name in kinds)
+
+
 def test_rules_and_dashboard_read_only_series_that_exist() -> None:
     ours = {metric.name + suffix for metric in METRICS for suffix in _SUFFIXES}
+    for name, kind in of_the_gateway().items():
+        ours |= {name + suffix for suffix in (_SUFFIXES if kind == "histogram" else ("",))}
     known = ours | _TRITONS | set(rules("record")) | {"up"}
     for expression in (*rules("record").values(), *rules("alert").values(), *queries()):
         assert names(expression) <= known, expression
@@ -127,6 +141,9 @@ def test_documents_name_every_metric_rule_and_alert() -> None:
     text = (FOLDER.parent / "docs/operate/observability.md").read_text()
     for name in (*(metric.name for metric in METRICS), *rules("record"), *rules("alert")):
         assert f"`{name}`" in text
+    gateway = (FOLDER.parent / "docs/operate/gateway.md").read_text()
+    for name in of_the_gateway():
+        assert f"`{name}`" in gateway
     alerts = (FOLDER.parent / "docs/operate/alerts.md").read_text()
     for name in rules("alert"):
         assert f"`{name}`" in alerts

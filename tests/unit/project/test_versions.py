@@ -33,9 +33,13 @@ MENTIONS = {
     r"tensorrt-cu12==(\d[\d.]+)": {VERSIONS["TENSORRT_WHEEL_VERSION"]},
     r"nvidia-pytriton[ =]+(\d+\.\d+\.\d+)": {VERSIONS["PYTRITON_VERSION"]},
     r"python:(3\.\d+[\w.-]*)": {VERSIONS["BASE"].removeprefix("python:")},
-    r"slipway/(?:client|server-cpu|server-gpu|server-torch|export):([\w.]+)": {VERSIONS["SLIPWAY_VERSION"]},
+    r"slipway/(?:client|gateway|server-cpu|server-gpu|server-torch|export):([\w.]+)": {
+        VERSIONS["SLIPWAY_VERSION"]
+    },
     r"(prom/prometheus:[\w.]+)": {VERSIONS["PROMETHEUS_IMAGE"]},
     r"(grafana/grafana:[\w.]+)": {VERSIONS["GRAFANA_IMAGE"]},
+    r"(postgres:\d[\w.-]*)": {VERSIONS["POSTGRES_IMAGE"]},
+    r"(dxflrs/garage:[\w.]+)": {VERSIONS["OBJECT_STORE_IMAGE"]},
     r"(otel/opentelemetry-collector:[\w.]+)": {VERSIONS["COLLECTOR_IMAGE"]},
 }
 
