@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from slipway_benchmarks.denoiser.benchmark import DenoiserResult
     from slipway_benchmarks.engines.benchmark import EnginesResult
+    from slipway_benchmarks.gateway.benchmark import GatewayResult
     from slipway_benchmarks.pipelines.stopping import StoppingResult
     from slipway_benchmarks.pipelines.video import VideoResult
     from slipway_benchmarks.pipelines.world import WorldResult
@@ -125,6 +126,22 @@ def draw_stopping(result: StoppingResult, path: Path) -> None:
         "the step after": stops.step_s,
     }
     _bars(panels[1], times, "times, s (bar: median, line: min to max)")
+    figure.savefig(path)
+
+
+def draw_gateway(result: GatewayResult, path: Path) -> None:
+    """Draw the gateway benchmark: ratios of times, and times of a request without and with the crowd."""
+    figure, panels = new_figure(2)
+    found = {"finished video": result.pairs.finished_ratio, "first progress": result.pairs.progress_ratio}
+    _bars(panels[0], found, "gateway ÷ direct (bar: median, line: min to max)")
+    panels[0].axvline(1.0, color="black", linewidth=0.8)
+    names = ("p50", "p95", "p99")
+    looks = {"the queue alone": result.queue.quiet, "with the crowd": result.queue.crowded}
+    for name, look in looks.items():
+        panels[1].plot(names, (look.get.p50_ms, look.get.p95_ms, look.get.p99_ms), marker="o", label=name)
+    panels[1].set(title=f"GET of a job, {result.options.queue.jobs} waiting jobs", ylabel="ms")
+    panels[1].set_ylim(bottom=0)
+    panels[1].legend()
     figure.savefig(path)
 
 

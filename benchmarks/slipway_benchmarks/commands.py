@@ -11,6 +11,7 @@ import typer
 from slipway_benchmarks.capacity.command import capacity_bench
 from slipway_benchmarks.denoiser.command import denoiser
 from slipway_benchmarks.engines.command import engines
+from slipway_benchmarks.gateway.command import gateway
 from slipway_benchmarks.pipelines.drain_command import drain
 from slipway_benchmarks.pipelines.real_size_command import real_size
 from slipway_benchmarks.pipelines.stopping_command import stopping
@@ -32,6 +33,7 @@ bench.command("engines")(engines)
 bench.command("video")(video)
 bench.command("stopping")(stopping)
 bench.command("drain")(drain)
+bench.command("gateway")(gateway)
 bench.command("wakeword")(wakeword)
 bench.command("world")(world)
 bench.command("quality")(quality)

@@ -21,6 +21,7 @@ import yaml
 from slipway_cli.files import replaced_files
 from slipway_cli.server_options import Overwrite, SpokenProtocol, TlsFolder, Url
 from slipway_client.address import Address, address_of
+from slipway_loadtests.load.gateway_options import DEFAULT_GATEWAY, KEY_VARIABLE
 from slipway_serving.protocol.durations import checked_option
 from slipway_serving.protocol.errors import InvalidRequest, NotReady, Unrecoverable, raise_all
 from slipway_serving.protocol.texts import printable
@@ -55,12 +56,28 @@ Wait = Annotated[
     typer.Option(min=0, help="Longest wait for the server to be ready, seconds.", callback=checked_option),
 ]
 _PORT = 5557
+_GATEWAY_ANSWER_S = 30.0
 
 
 def load(
     url: Url = None,
     protocol: SpokenProtocol = None,
     tls: TlsFolder = None,
+    via: Annotated[
+        Literal["server", "gateway"],
+        typer.Option(help="Call the server at --url, or the gateway at --gateway, which makes videos only."),
+    ] = "server",
+    gateway: Annotated[
+        str, typer.Option(help="Address of the gateway, with --via gateway.", metavar="URL")
+    ] = DEFAULT_GATEWAY,
+    key: Annotated[
+        str | None,
+        typer.Option(
+            help="Key of the gateway's users; every worker needs it, too.",
+            envvar=KEY_VARIABLE,
+            show_envvar=True,
+        ),
+    ] = None,
     family: Families = None,
     model: Models = None,
     shape: Annotated[
@@ -112,6 +129,14 @@ def load(
     cancel_share: Annotated[
         float, typer.Option(min=0, max=1, help="Share of videos that are cancelled after one step, 0 to 1.")
     ] = 0.0,
+    pause_share: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            max=1,
+            help="Share of a gateway's videos that are paused after one step and resumed, 0 to 1.",
+        ),
+    ] = 0.0,
     paced: Annotated[
         bool,
         typer.Option(
@@ -155,6 +180,8 @@ def load(
     _require_locust()
     from slipway_loadtests.load.plan import SOAK_S, Plan, read_slo, read_stages, stages_of
 
+    if key is not None:
+        os.environ[KEY_VARIABLE] = key  # Locust's process reads it there
     if worker_of is not None:
         host, _, own_port = worker_of.partition(":")
         _become(["--worker", "--master-host", host, "--master-port", own_port or str(port)], verbose)
@@ -163,12 +190,17 @@ def load(
     if seconds is None:
         seconds = SOAK_S if shape == "soak" else 60.0
     level = float(users) if arrivals == "closed" else per_s
-    address = address_of(url, protocol)
+    if via == "gateway":
+        address = Address(gateway.rstrip("/"), "http")
+        names = tuple(use.gateway_user for use in _served_by_gateway(address.url, key, asked, wait_s))
+    else:
+        address = address_of(url, protocol)
+        names = tuple(use.user for use in _served("load", address, tls, asked, wait_s))
     plan = Plan(
         url=address.url,
         protocol=address.protocol,
         tls=None if tls is None else str(tls.resolve()),
-        users=tuple(use.user for use in _served("load", address, tls, asked, wait_s)),
+        users=names,
         stages=read_stages(stages)
         if stages
         else stages_of(shape, level, seconds, whole=arrivals == "closed"),
@@ -178,6 +210,7 @@ def load(
         session_s=session_s,
         paced=paced,
         cancel_share=cancel_share,
+        pause_share=pause_share,
         timeout_s=timeout_s,
         workers=max(workers, 1),
         seed=seed,
@@ -285,6 +318,40 @@ def _served(
             f" {address.url}; try --family"
         )
     return found
+
+
+def _served_by_gateway(url: str, key: str | None, uses: Sequence[Use], wait_s: float) -> tuple[Use, ...]:
+    """Return those uses for videos with whose model a gateway is ready.
+
+    Raises:
+        InvalidRequest: No use makes videos.
+        NotReady: The gateway does not answer, or has none of the models.
+    """
+    from slipway_loadtests.load.gateway import GatewayCaller
+
+    videos = tuple(use for use in uses if use.video is not None)
+    if not videos:
+        raise InvalidRequest(
+            f"load: family must make videos with --via gateway, got {', '.join(use.model for use in uses)};"
+            " try --family wan_t2v"
+        )
+    caller = GatewayCaller(url, key, _GATEWAY_ANSWER_S)
+    until_s = time.monotonic() + wait_s
+    while True:
+        try:
+            served = caller.models()
+            found = tuple(use for use in videos if use.model in served)
+            if found:
+                return found
+            problem = NotReady(
+                f"load: gateway must have a server that is ready with one of"
+                f" {', '.join(use.model for use in videos)}, got none at {url}"
+            )
+        except NotReady as error:
+            problem = NotReady(f"load: gateway must be ready at {url}, got: {error}; try --gateway")
+        if time.monotonic() >= until_s:
+            raise problem from None
+        time.sleep(1.0)
 
 
 def stated_fields(where: str, texts: Sequence[str]) -> dict[str, dict[str, Any]]:

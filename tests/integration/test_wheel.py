@@ -33,6 +33,7 @@ LACKING = {
     "imu-recording": ["imu-recording lacking"],
     "listen": ["listen some.wav", "listen - --plot heard.png"],
     "train": ["train wakeword --name a --positive some --negative some --backbone tiny"],
+    "gateway": ["gateway --data d", "gateway migrate --data d", "gateway keys list --data d"],
     "manage": ["manage --repository r"],
     "load": ["load --family wan_t2v --url localhost:1"],
     "saturate": ["saturate --family wan_t2v --url localhost:1"],

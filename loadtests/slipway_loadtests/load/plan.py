@@ -65,7 +65,8 @@ class Plan:
     """Configuration of a load test.
 
     Attributes:
-        url: URL of the server, as every command accepts it; empty if Locust's own `--host` gives it.
+        url: URL of the server, as every command accepts it, or of the gateway; empty if Locust's own `--host`
+            gives it.
         protocol: Protocol that the users speak; None to take it from the url or its port.
         tls: Folder of certificates, as in :class:`slipway_client.Client`.
         users: Names of Locust's users, from :data:`slipway_loadtests.load.visits.USES`; empty for the users
@@ -80,6 +81,7 @@ class Plan:
         paced: True if a session's turns are due as fast as the world is shown, or the sound or motion is
             recorded; otherwise each turn is due when the one before is answered.
         cancel_share: Share of videos that the user cancels after a step, 0 to 1.
+        pause_share: Share of a gateway's videos that the user pauses after a step and resumes, 0 to 1.
         timeout_s: Time limit of each request, in seconds.
         workers: Number of processes that generate the load together.
         seed: Seed of arrival times, prompts, pictures, sounds and motions.
@@ -101,6 +103,7 @@ class Plan:
     session_s: float = 10.0
     paced: bool = True
     cancel_share: float = 0.0
+    pause_share: float = 0.0
     timeout_s: float = 120.0
     workers: int = 1
     seed: int = 0
@@ -125,6 +128,7 @@ class Plan:
             problem("think_s", self.think_s, zero=True): not problem("think_s", self.think_s, zero=True),
             problem("session_s", self.session_s): not problem("session_s", self.session_s),
             f"cancel_share must be 0 to 1, got {self.cancel_share}": 0 <= self.cancel_share <= 1,
+            f"pause_share must be 0 to 1, got {self.pause_share}": 0 <= self.pause_share <= 1,
             problem("timeout_s", self.timeout_s): not problem("timeout_s", self.timeout_s),
             f"workers must be 1 or more, got {self.workers}": self.workers >= 1,
             f"seed must be 0 or more, got {self.seed}": self.seed >= 0,

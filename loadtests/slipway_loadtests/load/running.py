@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import os
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from locust.runners import LocalRunner, MasterRunner, WorkerRunner
 from slipway_client.address import Address, address_of
 from slipway_client.client import Client
 from slipway_loadtests.load import report
+from slipway_loadtests.load.gateway_options import KEY_VARIABLE
 from slipway_loadtests.load.outcomes import ANSWERED, CANCELLED, Outcome, now_s
 from slipway_loadtests.load.plan import Plan, read_plan
 from slipway_loadtests.load.queues import Queues, read_queues
@@ -44,12 +46,13 @@ class LoadTestRun:
         begun_s: Time at which it began, in seconds since the epoch.
         until_s: Time at which its last stage ends, in seconds since the epoch.
         sources: Number of sources of open arrivals in all processes.
+        key: Key of the users of a gateway; None if they have none.
     """
 
-    def __init__(self, environment: Any, plan: Plan) -> None:
+    def __init__(self, environment: Any, plan: Plan, key: str | None = None) -> None:
         self._environment = environment
         self._unsent: list[Outcome] = []
-        self.plan = plan
+        self.plan, self.key = plan, key
         self.sources = 1
         self.begin(now_s())
 
@@ -134,11 +137,16 @@ def _add_options(parser: Any) -> None:
 
 @events.init.add_listener  # type: ignore[untyped-decorator]
 def _begin(environment: Any, runner: Any, **_: Any) -> None:
-    run = environment.slipway = LoadTestRun(environment, read_plan(environment.parsed_options.plan))
+    options = environment.parsed_options
+    plan = read_plan(options.plan)
+    run = environment.slipway = LoadTestRun(environment, plan, os.environ.get(KEY_VARIABLE))
     if run.plan.users:
         environment.user_classes = [
             each for each in environment.user_classes if each.__name__ in run.plan.users
         ]
+    elif not options.user_classes:
+        # The host is a server, unless somebody names the users of a gateway.
+        environment.user_classes = [each for each in environment.user_classes if not each.via_gateway]
     if isinstance(runner, WorkerRunner):
         environment.events.report_to_master.add_listener(run.tell)
         return

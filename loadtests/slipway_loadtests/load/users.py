@@ -2,7 +2,8 @@
 
 With closed arrivals, a user visits, thinks, and visits again; a rejected user waits a moment first. With open
 arrivals, a user is a source: it starts visitors at their arrival times, each in a greenlet and with its own
-connection, and waits for the last of them.
+connection, and waits for the last of them. Models that make videos have a second class, whose users call a
+gateway.
 """
 
 from __future__ import annotations
@@ -20,11 +21,12 @@ from locust.exception import StopUser
 from slipway_client.client import Client
 from slipway_client.retry import RetryPolicy
 from slipway_loadtests.load.arrivals import moments_s
+from slipway_loadtests.load.gateway import GatewayCaller, GatewayVisitor
 from slipway_loadtests.load.outcomes import REJECTED, UNANSWERED, Outcome, now_s
 from slipway_loadtests.load.plan import Plan
 from slipway_loadtests.load.running import LoadTestRun
 from slipway_loadtests.load.visits import USES, Use, Visitor, usual_of
-from slipway_serving.protocol.errors import SlipwayError
+from slipway_serving.protocol.errors import NotReady, SlipwayError
 
 _NUMBERS = itertools.count()
 _COMES_AGAIN_S = 1.0
@@ -36,10 +38,12 @@ class ModelUser(User):  # type: ignore[misc]
 
     Attributes:
         use: Use of the model.
+        via_gateway: True for users of a gateway.
     """
 
     abstract = True
     use: ClassVar[Use]
+    via_gateway: ClassVar[bool] = False
 
     def on_start(self) -> None:
         """Connect; if the server does not serve the model, let the first task stop the user."""
@@ -48,10 +52,10 @@ class ModelUser(User):  # type: ignore[misc]
         worker = getattr(self.environment.runner, "worker_index", 0)
         self.random = np.random.default_rng([self.plan.seed, max(worker, 0), next(_NUMBERS)])
         self.rejected = self.refused = False
-        self.free: list[Client] = []
+        self.free: list[Any] = []
         try:
             self.free.append(self._connected())
-            self.usual = usual_of(self.free[0], self.use.model)
+            self._prepare(self.free[0])
         except SlipwayError as error:
             self.run_.refuse(f"{self.use.model}: {error}")
             # An exception that leaves this method would make Locust print a traceback.
@@ -93,8 +97,7 @@ class ModelUser(User):  # type: ignore[misc]
     def _visit(self, due_s: float, random: np.random.Generator) -> None:
         client = self.free.pop() if self.free else self._connected()
         try:
-            visitor = Visitor(client, self.plan, random, self._keep, self.run_.until_s, self.usual)
-            self.use.visit(visitor, due_s)
+            self._visit_by(client, due_s, random)
         except SlipwayError as error:
             self.run_.refuse(str(error))
             raise StopUser from None
@@ -105,14 +108,46 @@ class ModelUser(User):  # type: ignore[misc]
         self.rejected = outcome.ended == REJECTED
         self.run_.keep(outcome)
 
-    def _connected(self) -> Client:
+    def _prepare(self, client: Any) -> None:
+        """Ask what the visits need to know of the model."""
+        self.usual = usual_of(client, self.use.model)
+
+    def _visit_by(self, client: Any, due_s: float, random: np.random.Generator) -> None:
+        visitor = Visitor(client, self.plan, random, self._keep, self.run_.until_s, self.usual)
+        self.use.visit(visitor, due_s)
+
+    def _connected(self) -> Any:
         tls = Path(self.plan.tls) if self.plan.tls else None
         return Client(*self.run_.address, retry=RetryPolicy(budget_s=0.0), tls=tls)
+
+
+class GatewayUser(ModelUser):
+    """User of one model through a gateway."""
+
+    abstract = True
+    via_gateway = True
+
+    def _prepare(self, client: Any) -> None:
+        if self.use.model not in client.models():
+            raise NotReady("the gateway must have a server that is ready with the model, got none")
+
+    def _visit_by(self, client: Any, due_s: float, random: np.random.Generator) -> None:
+        GatewayVisitor(client, self.plan, random, self._keep).visit(self.use, due_s)
+
+    def _connected(self) -> Any:
+        return GatewayCaller(self.run_.address.url, self.run_.key, self.plan.timeout_s)
 
 
 def _user_of(use: Use) -> type[ModelUser]:
     return type(use.user, (ModelUser,), {"use": use, "__doc__": use.visit.__doc__, "__module__": __name__})
 
 
-USERS: dict[str, Any] = {use.user: _user_of(use) for use in USES}
+def _gateway_user_of(use: Use) -> type[GatewayUser]:
+    text = f"{use.visit.__doc__} It goes through a gateway."
+    return type(use.gateway_user, (GatewayUser,), {"use": use, "__doc__": text, "__module__": __name__})
+
+
+USERS: dict[str, Any] = {use.user: _user_of(use) for use in USES} | {
+    use.gateway_user: _gateway_user_of(use) for use in USES if use.video is not None
+}
 """Every user class by name."""

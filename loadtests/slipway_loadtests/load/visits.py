@@ -72,24 +72,43 @@ class Visitor:
         Raises:
             InvalidRequest: The request has no such field, or a value breaks its rule.
         """
-        stated = self.plan.fields.get(request.model, {})
-        known = {each.name for each in dataclasses.fields(request)}  # type: ignore[arg-type]
-        if unknown := sorted(set(stated) - known):
-            raise InvalidRequest(f"load: fields of {request.model} must be of {sorted(known)}, got {unknown}")
+        stated = stated_values(self.plan, request, fields)
         usual = {
             each.name: each.kind(self.usual[each.name])
             for each in fields_of(request)
             if each.name in self.usual
         }
-        return request(**{**usual, **fields, **stated})
+        return request(**{**usual, **stated})
 
     def data_seed(self) -> int:
         """Return the seed of one of the plan's pictures, sounds or motions."""
-        return self.plan.seed * payloads.SEEDS + int(self.random.integers(payloads.SEEDS))
+        return _data_seed(self.plan, self.random)
 
     def watch(self, model: str, due_s: float) -> RequestObserver:
         """Return a watch for one request."""
         return RequestObserver(model, due_s, self.keep)
+
+
+def stated_values(plan: Plan, request: type[Request], fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return fields of a request with the values that the plan states.
+
+    Args:
+        plan: Plan of the load test.
+        request: Class of the request.
+        fields: Values of its fields for which the plan may state others.
+
+    Raises:
+        InvalidRequest: The plan names a field that the request does not have.
+    """
+    stated = plan.fields.get(request.model, {})
+    known = {each.name for each in dataclasses.fields(request)}  # type: ignore[arg-type]
+    if unknown := sorted(set(stated) - known):
+        raise InvalidRequest(f"load: fields of {request.model} must be of {sorted(known)}, got {unknown}")
+    return {**fields, **stated}
+
+
+def _data_seed(plan: Plan, random: np.random.Generator) -> int:
+    return plan.seed * payloads.SEEDS + int(random.integers(payloads.SEEDS))
 
 
 def usual_of(client: Client, model: str) -> dict[str, str]:
@@ -108,6 +127,8 @@ def usual_of(client: Client, model: str) -> dict[str, str]:
 
 Visit = Callable[[Visitor, float], None]
 """Function that makes one visit, due at a time in seconds since the epoch."""
+VideoFields = Callable[[Plan, np.random.Generator], tuple[type[Request], dict[str, Any]]]
+"""Function that returns the request class of a video, and values of its fields."""
 
 
 def _video(visitor: Visitor, due_s: float, request: Any) -> None:
@@ -128,18 +149,32 @@ def _video(visitor: Visitor, due_s: float, request: Any) -> None:
         watch.note("real_time_factor", request.frames / request.fps / (now_s() - due_s))
 
 
+def text_video(_: Plan, random: np.random.Generator) -> tuple[type[Request], dict[str, Any]]:
+    """Return the request class of a video from a text, and values of its fields."""
+    seed = int(random.integers(2**31))
+    return TextToVideoRequest, {"prompt": payloads.prompt(random), "seed": seed}
+
+
+def image_video(plan: Plan, random: np.random.Generator) -> tuple[type[Request], dict[str, Any]]:
+    """Return the request class of a video from a picture and a text, and values of its fields."""
+    shown, seed = _data_seed(plan, random), int(random.integers(2**31))
+    return ImageToVideoRequest, {
+        "image": payloads.picture(shown),
+        "prompt": payloads.said(shown),
+        "seed": seed,
+    }
+
+
 def text_to_video(visitor: Visitor, due_s: float) -> None:
     """Generate a video from a text."""
-    random = visitor.random
-    seed = int(random.integers(2**31))
-    _video(visitor, due_s, visitor.asked(TextToVideoRequest, prompt=payloads.prompt(random), seed=seed))
+    request, fields = text_video(visitor.plan, visitor.random)
+    _video(visitor, due_s, visitor.asked(request, **fields))
 
 
 def image_to_video(visitor: Visitor, due_s: float) -> None:
     """Generate a video from a picture and a text."""
-    shown, seed = visitor.data_seed(), int(visitor.random.integers(2**31))
-    sent = {"image": payloads.picture(shown), "prompt": payloads.said(shown)}
-    _video(visitor, due_s, visitor.asked(ImageToVideoRequest, **sent, seed=seed))
+    request, fields = image_video(visitor.plan, visitor.random)
+    _video(visitor, due_s, visitor.asked(request, **fields))
 
 
 def world(visitor: Visitor, due_s: float, mode: str) -> None:
@@ -278,6 +313,7 @@ class Use:
         visit: Function that makes one visit.
         turn_s: Length of world, sound or motion in each turn of a session, in seconds; None if a visit is one
             request.
+        video: Function that returns the fields of a video, for users of a gateway; None for other models.
     """
 
     model: str
@@ -285,12 +321,18 @@ class Use:
     user: str
     visit: Visit
     turn_s: float | None = None
+    video: VideoFields | None = None
+
+    @property
+    def gateway_user(self) -> str:
+        """Name of the Locust user that calls a gateway."""
+        return f"{self.user}ByGateway"
 
 
 _WORLDS = {"universal": "UniversalWorld", "gta_drive": "GtaDriveWorld", "templerun": "TempleRunWorld"}
 USES = (
-    Use("wan_t2v", "wan_t2v", "TextToVideo", text_to_video),
-    Use("framepack_i2v", "framepack_i2v", "ImageToVideo", image_to_video),
+    Use("wan_t2v", "wan_t2v", "TextToVideo", text_to_video, video=text_video),
+    Use("framepack_i2v", "framepack_i2v", "ImageToVideo", image_to_video, video=image_video),
     *(
         Use(REQUESTS[mode].model, "matrix_game", user, partial(world, mode=mode), BLOCK_FRAMES / WORLD_FPS)
         for mode, user in _WORLDS.items()
