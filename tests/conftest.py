@@ -76,7 +76,9 @@ def repository(exported: tuple[Path, ExportResult]) -> Path:
     return exported[0]
 
 
-@pytest.fixture(scope="session")
+# A server has ten processes of 270 MB. Those of a file end with it: were they kept for the whole run, four
+# files at a time would need more memory than the tests may have.
+@pytest.fixture(scope="module")
 def server(repository: Path) -> Iterator[Server]:
     """A real Triton that serves the tiny repository."""
     from slipway_serving.triton.server import Server, ServerConfig
@@ -85,7 +87,7 @@ def server(repository: Path) -> Iterator[Server]:
         yield running
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def gated_server(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Gate]]:
     """A real Triton whose videos wait for a gate, and the gate; a test leaves it with nothing under way."""
     from gate import gated

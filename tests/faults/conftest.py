@@ -72,7 +72,7 @@ def write_cheap_models(repository: Path) -> None:
     (repository.parent / "limits.yaml").write_text("told: {steps: 10, prompt: 100}\n")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def cheap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A real Triton of cheap models whose administration takes orders from who knows its key."""
     repository = tmp_path_factory.mktemp("cheap") / "models"
