@@ -21,7 +21,7 @@ from slipway_serving.protocol.errors import SlipwayError
 _LOG = logging.getLogger(__name__)
 _RETRY_S = 0.5
 # Signals that come within this time are read together.
-_GATHER_S = 0.02
+_GATHER_S = 0.01
 
 
 class ReadsJobs(Protocol):

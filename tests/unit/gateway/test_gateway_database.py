@@ -308,9 +308,21 @@ async def test_signal_comes_at_once_when_this_process_has_written(tmp_path: Path
         waiting = asyncio.create_task(signals.wait())
         await add_key(database, "anna")
         await asyncio.wait_for(waiting, 30)
-    async with ChangeSignals(database, interval_s=0.01) as signals:
-        await asyncio.wait_for(signals.wait(), 30)
     await database.close()
+
+
+async def test_signal_comes_on_sqlite_only_when_another_process_has_written(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/jobs.db"
+    upgrade(url)
+    database, other = Database(url), Database(url)
+    async with ChangeSignals(database, interval_s=0.01) as signals:
+        for key in ("anna", "ben"):
+            waiting = asyncio.create_task(signals.wait())
+            assert not (await asyncio.wait({waiting}, timeout=0.2))[0]
+            await add_key(other, key)
+            await asyncio.wait_for(waiting, 30)
+    await database.close()
+    await other.close()
 
 
 async def test_changes_are_complete_when_transactions_end_in_another_order(
