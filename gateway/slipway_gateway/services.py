@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from slipway_gateway.access.keys import KeyStore
+from slipway_gateway.contents.pictures import Pictures
 from slipway_gateway.contents.store import ContentStore
 from slipway_gateway.database.engine import Database
 from slipway_gateway.fields.kinds import VideoKind
@@ -30,6 +31,7 @@ class Services:
         store: Store of the jobs.
         feed: Feed of the jobs' changes.
         contents: Store of the contents.
+        pictures: Pictures of finished videos.
         replicas: Servers.
         catalog: Models that the servers have, or had when they were last seen.
         kinds: Kinds of videos by model.
@@ -43,6 +45,7 @@ class Services:
     store: JobStore
     feed: JobFeed
     contents: ContentStore
+    pictures: Pictures
     replicas: Replicas
     catalog: ModelCatalog
     kinds: Mapping[str, VideoKind]

@@ -236,7 +236,7 @@ class Site:
         for job_id, row in rows.items():
             names = {name for name in found.get(job_id, set()) if not name.startswith(".")}
             if row.status == "completed":
-                assert names - {"state"} == {"video", "thumbnail", "spritesheet"}, (row, names)
+                assert names - {"state"} == {"video"}, (row, names)
             else:
                 assert names <= {"state"}, (row, names)
 

@@ -2,8 +2,7 @@
 
 Both callers wait for the same two moments: the notice of the first finished step, and the last byte of the
 MP4 file. The direct caller asks for previews, which the gateway's events contain, too. The gateway stores
-states besides, a thumbnail and a sprite sheet, and writes the settings into the file; its callers wait for
-that.
+states besides, and writes the settings into the file; its callers wait for that.
 """
 
 from __future__ import annotations

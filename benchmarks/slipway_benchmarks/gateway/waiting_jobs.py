@@ -159,7 +159,8 @@ class _Queue:
         options: QueueOptions,
     ) -> None:
         self._http, self._gateway, self._fields, self._options = http, gateway, fields, options
-        self._seeds = itertools.count()
+        # No video of the pairs has such a seed: a request that repeats one would be answered with its job.
+        self._seeds = itertools.count(10**9)
         self._ids: list[str] = []
 
     @property

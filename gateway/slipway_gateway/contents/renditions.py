@@ -1,7 +1,7 @@
-"""Pictures made of a video: a thumbnail, a sheet of frames, and a small video of a draft's frames.
+"""Pictures made of a video: a thumbnail, and a sheet of frames.
 
 Frames are decoded one after the other, and only the small pictures are kept, so memory does not grow with the
-length of a video. The functions take seconds for a long video; a server calls them in a thread.
+length of a video. A long video takes seconds; a server calls the function in a thread.
 """
 
 from __future__ import annotations
@@ -9,11 +9,9 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 from PIL import Image
 
 from slipway_serving.protocol.errors import Unrecoverable
@@ -21,13 +19,12 @@ from slipway_serving.protocol.errors import Unrecoverable
 if TYPE_CHECKING:
     import av
 
-THUMBNAIL_TYPE, SPRITESHEET_TYPE, DRAFT_TYPE = "image/webp", "image/jpeg", "video/mp4"
+THUMBNAIL_TYPE, SPRITESHEET_TYPE = "image/webp", "image/jpeg"
 THUMBNAIL_SIDE_PX = 512
 TILE_SIDE_PX = 256
 MAX_TILES = 16
 _COLUMNS = 4
 _QUALITY = 85
-_MP4_OPTIONS = {"movflags": "+frag_keyframe+empty_moov+default_base_moof", "fflags": "+bitexact"}
 
 
 @dataclass(frozen=True)
@@ -82,37 +79,6 @@ def renditions(mp4: bytes) -> Renditions:
     if not tiles:
         raise _unusable("no frame")
     return Renditions(thumbnail, _sheet(tiles), frames, width, height, fps)
-
-
-def draft(frames: NDArray[np.uint8], fps: float) -> bytes:
-    """Encode the frames of a draft as an MP4 file.
-
-    Args:
-        frames: Frames, [frames, height, width, 3], uint8; height and width are even.
-        fps: Frames per second.
-
-    Raises:
-        Unrecoverable: The frames cannot be encoded.
-    """
-    import av
-
-    _, height, width, _ = frames.shape
-    file = io.BytesIO()
-    rate = Fraction(fps).limit_denominator(1000)
-    try:
-        with av.open(file, "w", format="mp4", options=_MP4_OPTIONS) as container:
-            stream = container.add_stream(
-                "libx264", rate=rate, options={"preset": "veryfast", "threads": "1"}
-            )
-            stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
-            for place, pixels in enumerate(frames):
-                frame = av.VideoFrame.from_ndarray(pixels, format="rgb24")
-                frame.pts, frame.time_base = place, 1 / rate
-                container.mux(stream.encode(frame))
-            container.mux(stream.encode(None))
-    except (av.FFmpegError, ValueError) as error:
-        raise Unrecoverable(f"draft: frames must have an even size, got {width}x{height} ({error})") from None
-    return file.getvalue()
 
 
 def _count(mp4: bytes) -> int:

@@ -16,6 +16,8 @@ from typing import Any
 from slipway_gateway.errors import ApiError, not_found
 from slipway_serving.protocol.errors import NotReady
 
+PREPARING = "preparing"
+"""Phase of a job that a worker has just claimed."""
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 _ID = re.compile(rf"video_[{_ALPHABET}]{{26}}")
 _RANDOM_BITS = 80
@@ -62,7 +64,7 @@ class Job:
         owner: Identifier of the key that created the job.
         model: Name of the served model.
         status: State of the job.
-        phase: Stage of the work, such as "denoising"; None if no worker has reported one.
+        phase: Stage of the work, such as "denoising"; None before a worker has the job.
         step: Number of steps that are done.
         steps: Number of steps in total.
         request: Fields of the family's request class as JSON values; the seed is always among them, and a

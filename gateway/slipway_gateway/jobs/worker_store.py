@@ -14,7 +14,7 @@ from sqlalchemy import delete, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from slipway_gateway.database.tables import JobRow, KeyRow, PreviewRow
-from slipway_gateway.jobs.job import Job, LeaseLost, Status, Wish
+from slipway_gateway.jobs.job import PREPARING, Job, LeaseLost, Status, Wish
 from slipway_gateway.jobs.rows import JobRows, added_durations, job_of, storable
 
 EndOfRun = Callable[[AsyncSession, JobRow, dict[str, Any]], Awaitable[Job]]
@@ -64,7 +64,7 @@ class WorkerStore(JobRows):
                 attempts=row.attempts + (not has_state),
                 runs_from_state=row.runs_from_state + 1,
                 step=row.state_step or 0,
-                phase=None,
+                phase=PREPARING,
                 expires_at=None,
             )
             await session.execute(update(KeyRow).where(KeyRow.id == job.owner).values(served=job.version))

@@ -7,6 +7,7 @@ import re
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
+from slipway_gateway.contents.pictures import SPRITESHEET, THUMBNAIL
 from slipway_gateway.contents.store import ContentInfo
 from slipway_gateway.errors import ApiError, conflict
 from slipway_gateway.jobs.job import Job, Status
@@ -24,7 +25,10 @@ async def content_response(services: Services, job: Job, variant: str, request: 
     """
     if variant != "draft" and job.status is not Status.COMPLETED:
         _refuse_unfinished(job)
-    info = await services.contents.head(job.id, variant)
+    if variant in (THUMBNAIL, SPRITESHEET):
+        info = await services.pictures.find(job.id, variant)
+    else:
+        info = await services.contents.head(job.id, variant)
     if info is None:
         raise ApiError(
             f"videos: {job.id} has no {variant}; "

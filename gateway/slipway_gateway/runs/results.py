@@ -1,4 +1,4 @@
-"""Contents that a run makes: the video with its settings in the file, its thumbnail and sheet, and drafts.
+"""Contents that a run makes: the video with its settings in the file, and drafts.
 
 A model that yields frames has them encoded here, so that every job ends with an MP4 file.
 """
@@ -7,39 +7,33 @@ from __future__ import annotations
 
 import asyncio
 from importlib.metadata import version
-from typing import Any
 
 from slipway_client import ContactSheet, Frames, Video
-from slipway_gateway.contents.renditions import renditions
 from slipway_gateway.contents.store import ContentStore
 from slipway_gateway.contents.video_settings import VideoSettings, with_settings
-from slipway_gateway.fields.kinds import VideoKind
 from slipway_gateway.jobs.job import Job
 from slipway_gateway.jobs.store import JobStore
 from slipway_serving.protocol import distribution
 from slipway_serving.protocol.snapshots.denoising_states import Origin
 from slipway_serving.video.mp4 import Mp4Encoder
 
-VIDEO, THUMBNAIL, SPRITESHEET, DRAFT = "video", "thumbnail", "spritesheet", "draft"
+VIDEO, DRAFT = "video", "draft"
 _MP4 = "video/mp4"
 
 
 async def store_video(
-    contents: ContentStore, job: Job, kind: VideoKind, result: Video | Frames, origin: Origin | None
+    contents: ContentStore, job: Job, result: Video | Frames, origin: Origin | None
 ) -> None:
-    """Store a finished video and its renditions.
+    """Store a finished video. Its pictures are made when somebody first asks for one.
 
     Args:
         contents: Store of the contents.
         job: Job of the video.
-        kind: Kind of the video.
         result: Result of the server.
         origin: Models that made it, if a state has told.
     """
     settings = settings_of(job, origin)
-    data, made = await asyncio.to_thread(_finish, result, job.fps, settings)
-    await contents.put(job.id, THUMBNAIL, made.thumbnail, "image/webp")
-    await contents.put(job.id, SPRITESHEET, made.spritesheet, "image/jpeg")
+    data = await asyncio.to_thread(lambda: with_settings(_encoded(result, job.fps), settings))
     await contents.put(job.id, VIDEO, data, _MP4)
 
 
@@ -67,11 +61,6 @@ def settings_of(job: Job, origin: Origin | None) -> VideoSettings:
             **({} if origin is None else origin.engines),
         },
     )
-
-
-def _finish(result: Video | Frames, fps: float, settings: VideoSettings) -> tuple[bytes, Any]:
-    data = with_settings(_encoded(result, fps), settings)
-    return data, renditions(data)
 
 
 def _encoded(result: Video | Frames, fps: float) -> bytes:

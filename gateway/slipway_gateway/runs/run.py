@@ -20,7 +20,7 @@ from slipway_client import AsyncClient, Checkpoint, ContactSheet, Frames, Progre
 from slipway_client.moving import Output
 from slipway_gateway.contents.store import ContentStore
 from slipway_gateway.fields.kinds import VideoKind
-from slipway_gateway.jobs.job import Job, Wish
+from slipway_gateway.jobs.job import PREPARING, Job, Wish
 from slipway_gateway.jobs.store import JobStore
 from slipway_gateway.runs.progress import ProgressReporter, RunProgress
 from slipway_gateway.runs.requests import is_refused_state, origin_of, request_of
@@ -38,8 +38,10 @@ from slipway_serving.protocol.errors import (
 from slipway_serving.protocol.snapshots.denoising_states import Origin
 
 _log = logging.getLogger(__name__)
-PREPARING, DENOISING, DECODING, STORING = "preparing", "denoising", "decoding", "storing"
-"""Phases of a run besides those that a server reports itself."""
+DENOISING, DECODING, STORING = "denoising", "decoding", "storing"
+"""Phases of a run after the first one, besides those that a server reports itself."""
+SERVER_GONE = "server_gone"
+"""Code of a refused run whose server could not be reached, in place of one that has no free place."""
 STATE_REFUSED = "state_refused"
 """Code of a run whose state no server takes, so that the next run begins with the first step."""
 
@@ -164,7 +166,6 @@ class Run:
         self._stages.begin(PREPARING)
         request = await self._request()
         async with ProgressReporter(self._store, self.job.id, self._worker) as reporter:
-            reporter.add(RunProgress(self._steps_seen, self.job.steps, PREPARING))
             events = self._client.generate(
                 request,
                 model=self.job.model,
@@ -177,7 +178,7 @@ class Run:
         if isinstance(outcome, Stopped):
             return await self._stopped(outcome)
         self._stages.begin(STORING)
-        await store_video(self._contents, self.job, self._kind, outcome, self._origin)
+        await store_video(self._contents, self.job, outcome, self._origin)
         return self._result(Ending.COMPLETED, cache_hit_rate=outcome.cache_hit_rate)
 
     async def _request(self) -> Any:
@@ -247,8 +248,10 @@ class Run:
         if isinstance(error, InvalidRequest) and self.has_state and is_refused_state(error):
             # A server with another export cannot go on from the state, so the video begins again.
             return self._result(Ending.INTERRUPTED, code=STATE_REFUSED, message=str(error))
-        if isinstance(error, Overloaded) or (isinstance(error, NotReady) and not self._has_begun):
+        if isinstance(error, Overloaded):
             return self._result(Ending.REFUSED, message=str(error))
+        if isinstance(error, NotReady) and not self._has_begun:
+            return self._result(Ending.REFUSED, code=SERVER_GONE, message=str(error))
         if isinstance(error, NotReady | Cancelled):
             return self._result(Ending.INTERRUPTED, message=str(error))
         return self._result(Ending.FAILED, code=error.code.lower(), message=str(error))

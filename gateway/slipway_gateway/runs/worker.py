@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections import Counter
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Any
@@ -25,7 +26,7 @@ from slipway_gateway.metrics import GatewayMetrics
 from slipway_gateway.outbound.webhooks import Webhooks
 from slipway_gateway.replicas.replica import Replica
 from slipway_gateway.replicas.replicas import Replicas
-from slipway_gateway.runs.run import STATE_REFUSED, Ending, Run, RunResult
+from slipway_gateway.runs.run import SERVER_GONE, STATE_REFUSED, Ending, Run, RunResult
 from slipway_gateway.settings import GatewaySettings
 from slipway_serving.protocol.errors import SlipwayError
 
@@ -36,6 +37,8 @@ _RETRY_S = 1.0
 """Wait after the database did not answer."""
 _REFUSED_S = 0.5
 """Wait before a job that a server refused is given back, so that it does not come again at once."""
+REFUSALS = 20
+"""Number of servers in a row that may be gone before a job's first step; each further one counts as a run."""
 TRIES = 5
 """Number of times that the end of a run is written, while the database does not answer."""
 
@@ -73,6 +76,8 @@ class Worker:
         self._webhooks, self._metrics = webhooks, metrics
         self._runs: dict[str, Run] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        # Number of servers in a row that were gone before a job's first step: perhaps because of the job.
+        self._refusals: Counter[str] = Counter()
         self._stopping = asyncio.Event()
         self._freed = asyncio.Event()
         # Numbers of the changes of servers and of jobs that the last claim has seen.
@@ -185,6 +190,7 @@ class Worker:
                     run.interrupt()
                 watching = asyncio.create_task(self._watch(run))
                 result = await run.work()
+            self._count_refusal(job.id, result)
             await self._record(run, result, time.monotonic() - started_s)
         except LeaseLost as error:
             _log.warning("%s: %s", job.id, error)
@@ -197,6 +203,12 @@ class Worker:
                 await asyncio.gather(watching, return_exceptions=True)
             self._runs.pop(job.id, None)
             self._freed.set()
+
+    def _count_refusal(self, job_id: str, result: RunResult) -> None:
+        if result.ending is Ending.REFUSED and result.code == SERVER_GONE:
+            self._refusals[job_id] += 1
+        elif result.ending is not Ending.REFUSED:
+            self._refusals.pop(job_id, None)
 
     async def _watch(self, run: Run) -> None:
         """Hand the wishes of a job's owner to its run; begins again after the database did not answer."""
@@ -255,11 +267,12 @@ class Worker:
             await self._store.state_saved(job.id, name, None)
             await self._contents.delete(job.id, "state")
         has_state = run.has_state and result.code != STATE_REFUSED
-        counted = result.ending is Ending.INTERRUPTED and not self._stopping.is_set()
+        interrupted = result.ending is Ending.INTERRUPTED
+        counted = (interrupted or self._refusals[job.id] > REFUSALS) and not self._stopping.is_set()
         if counted and (reason := self._reason_to_give_up(job, has_state=has_state)):
             message = f"{job.model}: {reason}; the last reason: {result.message}"
             return await self._store.fail(job.id, name, "server_lost", message, **spent)
-        if has_state and result.ending is Ending.INTERRUPTED:
+        if has_state and interrupted:
             self._metrics.continued(job.model)
         return await self._store.requeue(job.id, name, counted=counted, **spent)
 

@@ -23,9 +23,10 @@ from slipway_gateway.jobs.upkeep_store import RUNS_FROM_STATE
 from slipway_gateway.metrics import GatewayMetrics
 from slipway_gateway.outbound.webhooks import Webhooks
 from slipway_gateway.replicas.signal import Signal
+from slipway_gateway.runs import worker as module
 from slipway_gateway.runs.worker import Worker
 from slipway_gateway.settings import GatewaySettings
-from slipway_serving.protocol.errors import NotReady
+from slipway_serving.protocol.errors import NotReady, Overloaded, SlipwayError
 from slipway_serving.protocol.snapshots.denoising_states import DenoisingState, Origin
 
 MODEL, STEPS = "wan_t2v", 10
@@ -41,12 +42,14 @@ class EndingServer:
         runs: Number of requests.
         has_states: True if the first request yields a state.
         holds: Event that a run waits for before the server ends; None to end at once.
+        refusals: Errors with which the next videos are refused before their first step.
     """
 
     def __init__(self, *, has_states: bool) -> None:
         self.changed, self.runs, self.has_states = Signal(), 0, has_states
         self.client = self
         self.holds: asyncio.Event | None = None
+        self.refusals: list[SlipwayError] = []
 
     def free(self) -> dict[str, int]:
         return {MODEL: 1}
@@ -56,6 +59,8 @@ class EndingServer:
 
     async def generate(self, request: Any, **_: Any) -> AsyncIterator[Any]:
         self.runs += 1
+        if self.refusals:
+            raise self.refusals.pop()
         if self.has_states and self.runs == 1:
             yield Checkpoint(STATE, 2)
         yield Progress(3, STEPS, 0.1)
@@ -129,6 +134,35 @@ async def test_job_fails_with_the_reason_when_each_server_ends(
     assert "the server has ended" in str(failed.error_message)
     assert server.runs == runs
     assert failed.attempts == (1 if has_states else 2)
+
+
+async def test_job_fails_when_each_server_is_gone_before_its_first_step(
+    store: JobStore, database: Database, contents: ContentStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "REFUSALS", 3)
+    monkeypatch.setattr(module, "_REFUSED_S", 0.0)
+    server = EndingServer(has_states=False)
+    server.refusals = [NotReady("its process has ended") for _ in range(99)]
+    job = await create(store, model=MODEL, request=VALUES, steps=STEPS)
+    async with working(server, database, store, contents):
+        failed = await ended(store, job)
+    assert (failed.status, failed.error_code) == (Status.FAILED, "server_lost")
+    assert "its process has ended" in str(failed.error_message)
+    assert server.runs == 3 + 2
+
+
+async def test_job_waits_for_any_time_when_servers_are_busy(
+    store: JobStore, database: Database, contents: ContentStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "REFUSALS", 3)
+    monkeypatch.setattr(module, "_REFUSED_S", 0.0)
+    server = EndingServer(has_states=False)
+    server.refusals = [Overloaded("all instances work") for _ in range(20)]
+    job = await create(store, model=MODEL, request=VALUES, steps=STEPS)
+    async with working(server, database, store, contents):
+        failed = await ended(store, job)
+    assert server.runs == 20 + 2
+    assert failed.attempts == 2
 
 
 async def test_wish_is_met_when_the_database_did_not_answer_at_first(

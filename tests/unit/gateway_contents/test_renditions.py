@@ -1,18 +1,17 @@
-"""Thumbnails, sheets of frames and drafts."""
+"""Thumbnails and sheets of frames."""
 
 from __future__ import annotations
 
 import io
 import tracemalloc
 
-import av
 import numpy as np
 import pytest
 from gateway_contents.sample_videos import FPS, fragmented, pixels, whole
 from PIL import Image
 
 from slipway_gateway.contents import renditions as module
-from slipway_gateway.contents.renditions import draft, renditions
+from slipway_gateway.contents.renditions import renditions
 from slipway_serving.protocol.errors import Unrecoverable
 
 
@@ -82,16 +81,3 @@ def test_renditions_are_refused_when_a_file_has_no_video(monkeypatch: pytest.Mon
     monkeypatch.setattr(module, "_count", lambda _: 0)
     with pytest.raises(Unrecoverable):
         renditions(b"")
-
-
-@pytest.mark.parametrize("fps", [16, 23.976])
-def test_draft_is_a_video_of_all_frames_when_they_are_given_as_pixels(fps: float) -> None:
-    with av.open(io.BytesIO(draft(pixels(5), fps)), "r", format="mp4") as container:
-        stream = container.streams.video[0]
-        assert [frame.width for frame in container.decode(stream)] == [96] * 5
-        assert float(stream.average_rate or 0) == pytest.approx(fps, rel=1e-3)
-
-
-def test_draft_is_refused_when_the_size_is_odd() -> None:
-    with pytest.raises(Unrecoverable, match="draft: frames must have an even size, got 95x64"):
-        draft(pixels(2, 64, 95), 16)
