@@ -58,8 +58,18 @@ class TritonModels:
         self._trace, self._is_cancelled = request.trace(), request.is_cancelled
 
     def call(self, model: str, tensors: Tensors, outputs: list[str]) -> dict[str, NDArray[Any]]:
-        """Call a model that answers once; raise the model's error."""
-        return self._tensors(model, self._request(model, tensors, outputs).exec())
+        """Call a model that answers once; raise the model's error.
+
+        Raises:
+            NotReady: The model answered without an output, which happens when its process ends meanwhile.
+        """
+        answer = self._tensors(model, self._request(model, tensors, outputs).exec())
+        if missing := [name for name in outputs if name not in answer]:
+            raise NotReady(
+                f"{model}: the answer must have {', '.join(outputs)}, got none of {', '.join(missing)}, since"
+                " the model's process has ended; try again"
+            )
+        return answer
 
     def stream(
         self,
