@@ -30,6 +30,7 @@ from slipway_export.repository.publish import hashes
 from slipway_export.run import ExportResult, run_export
 from slipway_export.spec import Component, Engine, Loading, Plan, Precision, Tolerance
 from slipway_export.verification.comparison import ParityFailed
+from slipway_serving.protocol.export_facts import ExportFacts
 
 FAMILY = family_named("wan_t2v")
 WEIGHTS = "transformer/diffusion_pytorch_model.safetensors"
@@ -119,7 +120,13 @@ def test_config_is_made_from_the_component(repository: Path, checkpoint: Path) -
             written = text_format.Parse(
                 (repository / name / "config.pbtxt").read_text(), model_config_pb2.ModelConfig()
             )
-            assert written == model_config(component, name, Engine.ONNXRUNTIME)
+            expected = model_config(component, name, Engine.ONNXRUNTIME)
+            # The export adds what it found out: its engine, precision and parity.
+            told = ExportFacts.read({key: value.string_value for key, value in written.parameters.items()})
+            assert (told.engine, told.precision) == ("onnxruntime", "fp32") and told.parity is not None
+            for key in told.parameters:
+                del written.parameters[key]
+            assert written == expected
 
 
 def test_full_decode_of_any_length_equals_diffusers(repository: Path, checkpoint: Path) -> None:

@@ -21,7 +21,14 @@ from slipway_serving.protocol.diffusion.stopping import DenoisingRequest
 from slipway_serving.protocol.errors import InvalidRequest
 from slipway_serving.protocol.events import Event, output_fields
 from slipway_serving.protocol.fields import Array, Field, fields_of
-from slipway_serving.protocol.requests import RANGE_PARAMETER, USUAL_PARAMETER, Request, input_fields
+from slipway_serving.protocol.requests import (
+    EXAMPLE_PARAMETER,
+    RANGE_PARAMETER,
+    USUAL_PARAMETER,
+    WORDS_PARAMETER,
+    Request,
+    input_fields,
+)
 from slipway_serving.runtime.backends.onnxruntime.arena import ARENA_SHRINKAGE, SHRUNK_ARENAS
 from slipway_serving.runtime.input_sizes import AXES_PARAMETER, ranges_text
 from slipway_serving.runtime.queue_limits import QUEUE_LIMIT_PARAMETER, QUEUE_MODELS_PARAMETER
@@ -125,6 +132,8 @@ def authored_config(
     events: Sequence[type[Event]],
     usual: Mapping[str, int] = MappingProxyType({}),
     ranges: Mapping[str, tuple[int, int]] = MappingProxyType({}),
+    words: Mapping[str, Sequence[str]] = MappingProxyType({}),
+    examples: Mapping[str, str] = MappingProxyType({}),
 ) -> str:
     """Return an authored model's configuration with the tensors of its request and events.
 
@@ -134,6 +143,8 @@ def authored_config(
         events: Event classes of the model's responses.
         usual: Usual values of request fields, written as parameters `usual_FIELD`.
         ranges: Smallest and largest values of request fields, written as parameters `range_FIELD`.
+        words: Words that the checkpoint knows in text fields, written as parameters `words_FIELD`.
+        examples: Examples of request fields, written as parameters `example_FIELD`.
 
     Raises:
         InvalidRequest: The text has tensors of its own.
@@ -175,6 +186,13 @@ def authored_config(
     parameters |= {
         f"{RANGE_PARAMETER}{name}": pb.ModelParameter(string_value=f"{low}:{high}")
         for name, (low, high) in ranges.items()
+    }
+    parameters |= {
+        f"{WORDS_PARAMETER}{name}": pb.ModelParameter(string_value=" ".join(known))
+        for name, known in words.items()
+    }
+    parameters |= {
+        f"{EXAMPLE_PARAMETER}{name}": pb.ModelParameter(string_value=text) for name, text in examples.items()
     }
     added = pb.ModelConfig(input=inputs, output=outputs, parameters=parameters)
     return f"{text.rstrip()}\n{text_format.MessageToString(added)}"

@@ -47,7 +47,10 @@ def stage_authored(model: AuthoredModel, staged: Path) -> Path:
         config = folder / "config.pbtxt"
         events = model.events or model.request.events
         text = config.read_text(encoding="utf-8")
-        config.write_text(authored_config(text, model.request, events, model.usual, model.ranges), "utf-8")
+        made = authored_config(
+            text, model.request, events, model.usual, model.ranges, model.words, model.examples
+        )
+        config.write_text(made, "utf-8")
     return folder
 
 

@@ -51,6 +51,7 @@ from slipway_export.repository.export_source import ExportSource
 from slipway_export.repository.placement import set_instances, stage_remote
 from slipway_export.repository.publish import stage_authored, write_manifest
 from slipway_export.repository.resume import FinishedGraphs, graph_files
+from slipway_export.repository.told_facts import write_facts
 from slipway_export.sizing.budget import Verification
 from slipway_export.sizing.threads import graph_threads
 from slipway_export.spec import (
@@ -300,9 +301,10 @@ class StagedExport:
             local = [] if placement is not None and placement.server else parts
             if local and any(part.graph != MODEL for part in local):
                 write_axes(self.staged / name / "config.pbtxt", local)
-            write_manifest(
-                self.staged / name, self.facts(local, rows) | placement_facts, self.source.digests.of
-            )
+            facts = self.facts(local, rows)
+            if local:
+                write_facts(self.staged / name / "config.pbtxt", facts)
+            write_manifest(self.staged / name, facts | placement_facts, self.source.digests.of)
 
     def _stage_engine_config(self, component: Component, folder: Path) -> None:
         """Write the configuration of a model that runs an engine; without an engine that of its graph."""

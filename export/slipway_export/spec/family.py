@@ -38,6 +38,10 @@ class AuthoredModel:
             includes them, so that a client that does not know the checkpoint can ask for what it can make.
         ranges: Smallest and largest values of the request's fields that the exported axes allow, for clients
             that check a request before they send it.
+        words: Words that the checkpoint knows in text fields of the request, by field. A checkpoint that
+            knows few words names them, so that a form can show them.
+        examples: Examples of the request's fields that come with the checkpoint, for people who have none of
+            their own: texts, and pictures as base64 text of their files.
     """
 
     name: str
@@ -47,6 +51,8 @@ class AuthoredModel:
     events: tuple[type[Event], ...] = ()
     usual: Mapping[str, int] = field(default_factory=dict)
     ranges: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    words: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    examples: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from slipway_loadtests.pictures.scenes import Subject, subjects
+from slipway_loadtests.pictures.scenes import COLOURS, GROUNDS, SHAPES, Subject, subjects
 
 _SAID = {
     "moves to the right": ("moves to the right", "moves right", "slides to the right", "goes right"),
@@ -51,6 +51,13 @@ def examples(count: int = 1000) -> list[str]:
     # SentencePiece makes a word a piece of its own only if it occurs next to different characters.
     words = sorted(set(" ".join(said).replace(",", "").split()))
     return [*said, *(f"{sign} ".join(words) for sign in ",.")]
+
+
+def known_words() -> list[str]:
+    """Return every word that a caption may have: colours, shapes, motions, grounds, and small words."""
+    motions = [wording for wordings in _SAID.values() for wording in wordings]
+    texts = [*COLOURS, *SHAPES, *motions, *GROUNDS, "a an on"]
+    return list(dict.fromkeys(" ".join(texts).split()))
 
 
 def _article(colour: str) -> str:

@@ -11,7 +11,7 @@ import re
 
 import ftfy
 import numpy as np
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from slipway_serving.protocol.diffusion.requests import PromptRequest, TokenIds, texts_of
 from slipway_serving.protocol.errors import InvalidRequest, raise_all
@@ -23,6 +23,14 @@ from slipway_serving.runtime.program import Call, Responses, Settings
 def clean(text: str) -> str:
     """Repair encoding accidents, unescape HTML (twice: "&amp;lt;" is common) and collapse white space."""
     return re.sub(r"\s+", " ", html.unescape(html.unescape(ftfy.fix_text(text)))).strip()
+
+
+def cased(tokenizer: PreTrainedTokenizerBase, text: str) -> str:
+    """Return a text in lower case if the checkpoint's tokenizer has no other case, else unchanged.
+
+    ``do_lower_case`` in `tokenizer_config.json` says so. Not every tokenizer of transformers applies it.
+    """
+    return text.lower() if tokenizer.init_kwargs.get("do_lower_case") is True else text
 
 
 class PromptTokenizer:
@@ -52,7 +60,7 @@ class PromptTokenizer:
                 for each prompt with too many tokens.
         """
         prompts = decode(PromptRequest, call.tensors, self._model).prompt
-        texts = [clean(prompt) for prompt in texts_of(prompts)]
+        texts = [cased(self._tokenizer, clean(prompt)) for prompt in texts_of(prompts)]
         tokens = self._tokenizer(texts, padding=True, truncation=False, return_tensors="np")
         raise_all(
             self._model,

@@ -27,6 +27,12 @@ USUAL_PARAMETER = "usual_"
 RANGE_PARAMETER = "range_"
 """Prefix of the parameters in a served model's configuration that give the smallest and the largest value of
 a request field, as "LOW:HIGH"."""
+WORDS_PARAMETER = "words_"
+"""Prefix of the parameters in a served model's configuration that list the words that the checkpoint knows in
+a text field, with spaces between them. A model without the parameter does not say which it knows."""
+EXAMPLE_PARAMETER = "example_"
+"""Prefix of the parameters in a served model's configuration that give an example of a request field: a text
+as it is, a picture as base64 text of its file."""
 SHAPE_PARAMETER = "shape_"
 """Prefix of the request parameter that gives an input's shape if a protocol carries only flat arrays."""
 NO_LIMITS: Mapping[str, range] = {}

@@ -315,3 +315,14 @@ def test_snapshot_is_refused_when_it_is_no_world(tiny: Path, changes: dict[str, 
     with pytest.raises(InvalidRequest, match=problem) as refusal:
         restore_world(*hostile(**changes), facts, nothing_placed, "m")
     assert len(str(refusal.value)) < 500
+
+
+def test_first_picture_of_a_checkpoint_is_an_example_when_it_is_small(tiny: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "with_picture"
+    shutil.copytree(tiny, folder, symlinks=True)
+    (folder / "universal.png").write_bytes(b"picture")
+    planned = {each.name: each for each in plan_of(folder, "universal").authored}
+    assert planned["matrix_game_universal"].examples == {"image": "cGljdHVyZQ=="}
+    (folder / "universal.png").write_bytes(bytes(65_537))
+    planned = {each.name: each for each in plan_of(folder, "universal").authored}
+    assert planned["matrix_game_universal"].examples == {}

@@ -203,6 +203,12 @@ def test_authored_model_has_the_tensors_of_its_request_and_its_events() -> None:
     assert (config.name, config.max_batch_size) == ("net", 4)
 
 
+def test_authored_model_has_the_examples_of_its_checkpoint() -> None:
+    written = authored_config('name: "net"', Batch, (Answer,), examples={"prompt": 'a "ball"'})
+    config = text_format.Parse(written, pb.ModelConfig())
+    assert config.parameters["example_prompt"].string_value == 'a "ball"'
+
+
 def test_authored_model_has_its_batch_among_the_dimensions_when_it_does_not_batch() -> None:
     config = authored("max_batch_size: 0", Batch)
     assert [list(tensor.dims) for tensor in config.input][:2] == [[-1, -1]] * 2
@@ -272,11 +278,11 @@ def test_authored_model_is_staged_with_what_the_export_adds(tmp_path: Path) -> N
     assert [tensor.name for tensor in parsed.input] == ["x", "y", "steps"]
     assert [tensor.name for tensor in parsed.output] == ["label", "values"]
     assert not parsed.parameters
-    described = replace(model, usual={"steps": 7}, ranges={"steps": (1, 9)})
+    described = replace(model, usual={"steps": 7}, ranges={"steps": (1, 9)}, words={"label": ("red", "ball")})
     usual = stage_authored(described, tmp_path / "staged3")
     parsed = text_format.Parse((usual / "config.pbtxt").read_text(), pb.ModelConfig())
     told = {name: each.string_value for name, each in parsed.parameters.items()}
-    assert told == {"usual_steps": "7", "range_steps": "1:9"}
+    assert told == {"usual_steps": "7", "range_steps": "1:9", "words_label": "red ball"}
     # Its own events go before those of the request; a second export overwrites what the first staged.
     other = stage_authored(replace(model, events=CancelRequest.events), tmp_path / "staged2")
     parsed = text_format.Parse((other / "config.pbtxt").read_text(), pb.ModelConfig())

@@ -183,6 +183,9 @@ def test_recipe_writes_a_checkpoint_that_the_export_loads(
     assert sum(file.stat().st_size for file in making.output.rglob("*") if file.is_file()) < 9e6
     words = AutoTokenizer.from_pretrained(str(making.output / "tokenizer"), local_files_only=True)
     assert words.tokenize("a cyan star turns") == ["▁a", "▁cyan", "▁star", "▁turns"]
+    assert words.init_kwargs["do_lower_case"] is True
+    video_model = next(model for model in plan.authored if model.name == "wan_t2v")
+    assert {"a", "cyan", "star", "turns"} <= {*video_model.words["prompt"]}
     assert load_judge(making.output).state_dict().keys() == Judge().state_dict().keys()
     video = generated(making.output, ["a cyan star turns", "a red ball"], Sampling(steps=2))
     assert video.shape == (2, FRAMES, SIDE_PX, SIDE_PX, 3)

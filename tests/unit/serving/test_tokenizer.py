@@ -9,12 +9,14 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
-from transformers import PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from slipway_serving.diffusion.tokenizer import PromptTokenizer, clean
+from slipway_serving.diffusion.tokenizer import PromptTokenizer, cased, clean
 from slipway_serving.protocol.errors import InvalidRequest
 from slipway_serving.runtime.in_process import InProcessModels
 from slipway_serving.runtime.program import Call, Settings
+
+DEMO = Path(__file__).parents[3] / "training" / "slipway_demo"
 
 
 @given(
@@ -57,6 +59,23 @@ def test_prompt_is_refused_when_it_has_too_many_tokens(tokenizer: PromptTokenize
     assert ask(tokenizer, b"a " * 7)["input_ids"].shape == (1, 8)
     with pytest.raises(InvalidRequest, match="prompt must be at most 8 tokens, got 9; try a shorter text"):
         ask(tokenizer, b"a", b"a " * 8)
+
+
+def test_case_is_kept_unless_the_checkpoint_has_lower_case_only(
+    tokenizer: PromptTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert ask(tokenizer, b"A Lake")["input_ids"].tolist() == [[2, 2, 1]]
+    monkeypatch.setitem(tokenizer._tokenizer.init_kwargs, "do_lower_case", True)
+    assert ask(tokenizer, b"A Lake")["input_ids"].tolist() == [[3, 4, 1]]
+
+
+@pytest.mark.parametrize("name", ["wan_t2v/tokenizer", "framepack_i2v/tokenizer"])
+def test_demo_reads_a_prompt_with_capitals_like_one_without(name: str) -> None:
+    words = AutoTokenizer.from_pretrained(str(DEMO / name), local_files_only=True)
+    plain, capital = (words(cased(words, text))["input_ids"] for text in ("a red ball", "A Red BALL"))
+    assert plain == capital
+    # What surrounds the prompt, such as LLaMA's template, keeps its case.
+    assert words("Describe")["input_ids"] != words("describe")["input_ids"]
 
 
 @pytest.mark.parametrize(

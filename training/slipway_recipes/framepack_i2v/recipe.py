@@ -26,6 +26,7 @@ from slipway_recipes.framepack_i2v.latents import Encoders, encode_clips
 from slipway_recipes.framepack_i2v.measures import EVERY, figures, rendered, unseen_scenes
 from slipway_recipes.framepack_i2v.transformer import Course, train_transformer
 from slipway_recipes.judges.shapes import JUDGE_FILE, train_judge
+from slipway_recipes.prompt_facts import write_prompt_facts
 from slipway_recipes.recipe import Making, Recipe
 from slipway_recipes.vae_forms import HUNYUAN_VIDEO
 
@@ -87,6 +88,7 @@ def make(making: Making) -> None:
     for name, part in parts.items():
         part.half().save_pretrained(making.output / name)
         _state(making.output, f"{name}/config.json")
+    write_prompt_facts(making.output)
     save_file({key: value.half() for key, value in judge.state_dict().items()}, making.output / JUDGE_FILE)
     write_examples(making.output)
 

@@ -8,7 +8,7 @@ from safetensors.torch import save_file
 from torch import nn
 from transformers import UMT5Config, UMT5EncoderModel
 
-from slipway_export.families.wan_t2v.presets import DEMO_CONFIGS
+from slipway_export.families.wan_t2v.presets import DEMO_CONFIGS, EXAMPLE_FILE
 from slipway_export.families.wan_t2v.random_checkpoint import (
     BOUNDARY_RATIO,
     SENTENCES,
@@ -22,6 +22,7 @@ from slipway_recipes.causal_vae import Stage, train_vae
 from slipway_recipes.fitting import Schedule
 from slipway_recipes.flow_matching import Noise
 from slipway_recipes.judges.shapes import JUDGE_FILE, train_judge
+from slipway_recipes.prompt_facts import write_prompt_facts
 from slipway_recipes.recipe import Making, Recipe
 from slipway_recipes.wan_t2v.denoisers import Course, PromptedDenoiser, expert_of, train_denoiser
 from slipway_recipes.wan_t2v.footage import pictures, pieces
@@ -32,6 +33,7 @@ VAE, TEXT_ENCODER, TRANSFORMER = (
     DEMO_CONFIGS[f"{part}/config.json"] for part in ("vae", "text_encoder", "transformer")
 )
 FLOW_SHIFT = 5.0
+EXAMPLE = "a red ball grows on sand"
 CLIPS = 6144
 PICTURES_SCHEDULE = Schedule(steps=900, learning_rate=2e-3, weight_decay=1e-4)
 CLIPS_SCHEDULE = Schedule(steps=1400, learning_rate=6e-4, weight_decay=1e-4)
@@ -77,6 +79,8 @@ def make(making: Making) -> None:
         boundary_ratio=BOUNDARY_RATIO,
         **{name: part.half() for name, part in parts.items()},
     ).save_pretrained(making.output)
+    write_prompt_facts(making.output)
+    (making.output / EXAMPLE_FILE).write_text(f"{EXAMPLE}\n", encoding="utf-8")
     save_file({key: value.half() for key, value in judge.state_dict().items()}, making.output / JUDGE_FILE)
 
 

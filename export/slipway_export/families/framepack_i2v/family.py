@@ -8,6 +8,7 @@ the components of the parts that are given (`--model-path`).
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from slipway_export.checkpoint.checkpoint import Checkpoint
+from slipway_export.checkpoint.known_words import known_words
 from slipway_export.families.framepack_i2v import encoders, vae
 from slipway_export.families.framepack_i2v.cached import cut_transformer
 from slipway_export.families.framepack_i2v.presets import IMAGE_TOKENS, PRESETS, PUBLIC_AXES
@@ -59,6 +61,7 @@ PATCH = vae.PATCH
 # size, then history at half size, then at a quarter.
 CLEAN_FRAMES, HISTORY_2X_FRAMES, HISTORY_4X_FRAMES = 2, 2, 16
 TEXT_TOKENS = 256
+_EXAMPLE_PICTURE, _EXAMPLE_PROMPTS = "picture.png", "picture.txt"
 # The tiles of the VAE in diffusers: 16 + 1 video frames each, with a stride of 12 video frames.
 TILES = Tiles(frames=5, stride=3, blended=4)
 
@@ -141,9 +144,24 @@ def _pipeline(
     return (
         AuthoredModel(TokensRequest.model, {f"1/{FACTS_FILE}": facts, **tokenizers}, request=TokensRequest),
         AuthoredModel(
-            NAME, {f"1/{FACTS_FILE}": facts}, request=ImageToVideoRequest, usual=usual, ranges=ranges
+            NAME,
+            {f"1/{FACTS_FILE}": facts},
+            request=ImageToVideoRequest,
+            usual=usual,
+            ranges=ranges,
+            words=known_words(checkpoint),
+            examples=_examples(checkpoint),
         ),
     )
+
+
+def _examples(checkpoint: Checkpoint) -> dict[str, str]:
+    """Return the picture that comes with a checkpoint, as base64 text, and the prompt written for it."""
+    if not (checkpoint.has(_EXAMPLE_PICTURE) and checkpoint.has(_EXAMPLE_PROMPTS)):
+        return {}
+    picture = checkpoint.file(_EXAMPLE_PICTURE).read_bytes()
+    first, *_ = checkpoint.file(_EXAMPLE_PROMPTS).read_text(encoding="utf-8").splitlines()
+    return {"image": base64.b64encode(picture).decode(), "prompt": first.partition("\t")[2] or first}
 
 
 def transformer(checkpoint: Checkpoint, axes: Mapping[str, Axis]) -> Component:

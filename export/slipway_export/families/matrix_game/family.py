@@ -8,6 +8,7 @@ weights, suffice for the network's graphs.
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -48,6 +49,8 @@ from slipway_serving.protocol.video.requests import Decoding
 
 NAME = "matrix_game"
 USUAL_MODE = "universal"
+_LARGEST_EXAMPLE_BYTES = 64 << 10
+"""Largest example that a model's configuration contains; clients read all of a configuration."""
 
 
 def plan(checkpoint: Checkpoint, axes: Sequence[Axis], *, mode: str) -> Plan:
@@ -87,7 +90,8 @@ def plan(checkpoint: Checkpoint, axes: Sequence[Axis], *, mode: str) -> Plan:
         _check_vision(world, components)
     if has_window and has_vision:
         files = {f"1/{FACTS_FILE}": facts_of(checkpoint, mode).to_json()}
-        authored.append(AuthoredModel(f"{NAME}_{mode}", files, source=NAME, request=REQUESTS[mode]))
+        name, examples = f"{NAME}_{mode}", _examples(checkpoint, mode)
+        authored.append(AuthoredModel(name, files, source=NAME, request=REQUESTS[mode], examples=examples))
     return Plan(tuple(components), tuple(authored), tuple(stepped))
 
 
@@ -135,6 +139,14 @@ def facts_of(checkpoint: Checkpoint, mode: str) -> Facts:
             vae_decoder=f"{NAME}_vae_decoder",
         ),
     )
+
+
+def _examples(checkpoint: Checkpoint, mode: str) -> dict[str, str]:
+    """Return the mode's first picture as base64 text, if the checkpoint comes with one of a small size."""
+    file = f"{mode}.png"
+    if not checkpoint.has(file) or checkpoint.file(file).stat().st_size > _LARGEST_EXAMPLE_BYTES:
+        return {}
+    return {"image": base64.b64encode(checkpoint.file(file).read_bytes()).decode()}
 
 
 def _of_session(world: World, component: Component) -> Component:

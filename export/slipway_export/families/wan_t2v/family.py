@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slipway_export.checkpoint.checkpoint import Checkpoint
-from slipway_export.families.wan_t2v.presets import PATCH, PRESETS, PUBLIC_AXES
+from slipway_export.checkpoint.known_words import known_words
+from slipway_export.families.wan_t2v.presets import EXAMPLE_FILE, PATCH, PRESETS, PUBLIC_AXES
 from slipway_export.networks.wan_vae import video_decoder
 from slipway_export.spec import (
     AuthoredModel,
@@ -129,9 +130,18 @@ def plan(checkpoint: Checkpoint, axes: Sequence[Axis], *, first_block_cache: boo
             request=TextToVideoRequest,
             usual=_usual(by_name),
             ranges=_ranges(by_name),
+            words=known_words(checkpoint),
+            examples=_examples(checkpoint),
         ),
     )
     return Plan((*components, first, following), authored, (stepped,))
+
+
+def _examples(checkpoint: Checkpoint) -> dict[str, str]:
+    """Return the prompt that comes with a checkpoint."""
+    if not checkpoint.has(EXAMPLE_FILE):
+        return {}
+    return {"prompt": checkpoint.file(EXAMPLE_FILE).read_text(encoding="utf-8").strip()}
 
 
 def _experts(checkpoint: Checkpoint, index: dict[str, Any]) -> dict[str, str]:

@@ -13,6 +13,8 @@ from typing import Any
 from slipway_export.checkpoint.demo import demo_preset
 from slipway_export.spec import Axis, Preset
 
+EXAMPLE_FILE = "example.txt"
+"""File of a checkpoint with a prompt for people who have none of their own."""
 PATCH = 2
 
 

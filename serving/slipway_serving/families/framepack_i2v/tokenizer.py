@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 from transformers import AutoTokenizer
 
+from slipway_serving.diffusion.tokenizer import cased
 from slipway_serving.families.framepack_i2v.facts import Facts
 from slipway_serving.families.framepack_i2v.request import PromptTokens, TokensRequest
 from slipway_serving.protocol.errors import InvalidRequest
@@ -44,7 +45,8 @@ class Tokenizer:
             InvalidRequest: The prompt is not text, is empty, or has too many tokens.
         """
         prompt = decode(TokensRequest, call.tensors, self._model).prompt
-        llama = self._llama(self._prompt.template.replace("{}", prompt), return_tensors="np")["input_ids"]
+        told = self._prompt.template.replace("{}", cased(self._llama, prompt))
+        llama = self._llama(told, return_tensors="np")["input_ids"]
         count = llama.shape[1] - self._prompt.crop_start
         if count > self._most:
             raise InvalidRequest(
