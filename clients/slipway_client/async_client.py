@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
 from pathlib import Path
@@ -30,7 +30,7 @@ from slipway_client.tensors import Tensors
 from slipway_client.transports import AsyncTransport, make_async_transport
 from slipway_serving.protocol import durations
 from slipway_serving.protocol.errors import NotReady, SlipwayError
-from slipway_serving.protocol.events import Event
+from slipway_serving.protocol.events import Event, FramesPart, VideoPart
 from slipway_serving.protocol.requests import Request
 from slipway_serving.protocol.snapshots.requests import Restore, Restored
 from slipway_serving.protocol.turns import NO_SESSION, Turn, Turns
@@ -84,10 +84,11 @@ class AsyncClient:
         timeout_s: float | None = None,
         stop: asyncio.Event | None = None,
         traceparent: str = "",
+        on_part: Callable[[FramesPart | VideoPart], None] | None = None,
     ) -> AsyncGenerator[Output, None]:
         """Run a request; arguments, events and errors are those of :meth:`Client.generate`."""
         job = Generation(request, model, timeout_s, self._servers.protocol, self._retry, stop, traceparent)
-        return self._generate(ContinuedGeneration(job, Route(self._servers, self.url)), stop)
+        return self._generate(ContinuedGeneration(job, Route(self._servers, self.url), on_part), stop)
 
     def stream(
         self,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -31,7 +31,7 @@ from slipway_client.tensors import Tensors
 from slipway_client.transports import Transport, make_transport
 from slipway_serving.protocol import durations
 from slipway_serving.protocol.errors import NotReady, SlipwayError
-from slipway_serving.protocol.events import Event
+from slipway_serving.protocol.events import Event, FramesPart, VideoPart
 from slipway_serving.protocol.requests import Request
 from slipway_serving.protocol.snapshots.requests import Restore, Restored
 from slipway_serving.protocol.turns import NO_SESSION, Turn, Turns
@@ -102,6 +102,7 @@ class Client:
         timeout_s: float | None = None,
         stop: threading.Event | None = None,
         traceparent: str = "",
+        on_part: Callable[[FramesPart | VideoPart], None] | None = None,
     ) -> Generator[Output, None, None]:
         """Run a request of any model family.
 
@@ -115,6 +116,8 @@ class Client:
                 under way and sends its state, which comes as :class:`Stopped`.
             traceparent: Trace that the server's trace of the request continues, as a header of W3C Trace
                 Context; "" means none.
+            on_part: Callback that receives each part of a result or a draft as it arrives, for a view of a
+                video that grows.
 
         Returns:
             An iterator of the events as they arrive, for example one :class:`Progress` per denoising step.
@@ -137,7 +140,7 @@ class Client:
             Unrecoverable: The server failed, or the stream is incomplete.
         """
         job = Generation(request, model, timeout_s, self._servers.protocol, self._retry, stop, traceparent)
-        return self._generate(ContinuedGeneration(job, Route(self._servers, self.url)), stop)
+        return self._generate(ContinuedGeneration(job, Route(self._servers, self.url), on_part), stop)
 
     def stream(
         self,

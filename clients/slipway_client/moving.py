@@ -10,6 +10,7 @@ of the result that were delivered before; a server receives its own state only.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from slipway_client.generation import Generation
@@ -24,7 +25,7 @@ from slipway_serving.protocol.diffusion.stopping import (
     Stopped,
 )
 from slipway_serving.protocol.errors import InvalidRequest, Malformed, NotReady, Overloaded, SlipwayError
-from slipway_serving.protocol.events import Event, Progress
+from slipway_serving.protocol.events import Event, FramesPart, Progress, VideoPart
 from slipway_serving.protocol.snapshots.denoising_states import FIELD
 
 UNAVAILABLE = "unavailable"
@@ -56,6 +57,7 @@ class ContinuedGeneration:
     Args:
         job: State of the request.
         route: Servers of the client; it leads to the server of the first attempt.
+        on_part: Callback that receives each part of a result or a draft.
 
     Attributes:
         wait_s: Time to wait before the next attempt, in seconds.
@@ -64,8 +66,14 @@ class ContinuedGeneration:
         error: Error to raise after the last outputs; None if the generation ends without one.
     """
 
-    def __init__(self, job: Generation, route: Route) -> None:
+    def __init__(
+        self,
+        job: Generation,
+        route: Route,
+        on_part: Callable[[FramesPart | VideoPart], None] | None = None,
+    ) -> None:
         self.job, self.route = job, route
+        self._on_part = on_part
         self.wait_s = 0.0
         self.left_url: str | None = None
         self.is_over = False
@@ -107,6 +115,8 @@ class ContinuedGeneration:
         elif isinstance(event, Progress) and event.phase is None:
             self._step = event.step
         complete = self._assembler.add(event)
+        if self._on_part is not None and isinstance(event, FramesPart | VideoPart):
+            self._on_part(event)
         return outputs if complete is None else [*outputs, complete]
 
     def end(self) -> list[Output]:

@@ -123,6 +123,13 @@ def serve_gateway(
     trained_family: Annotated[
         str, typer.Option(help="Family of the trained models.", metavar="FAMILY")
     ] = "wakeword",
+    backbone: Annotated[
+        str | None,
+        typer.Option(
+            help="Backbone on which callers may train words; needs --models and the extra training.",
+            metavar="PRESET|DIR",
+        ),
+    ] = None,
     control: Annotated[
         str | None,
         typer.Option(
@@ -132,6 +139,9 @@ def serve_gateway(
     control_token_file: Annotated[
         Path | None, typer.Option(help="File with the token that this server requires to load models.")
     ] = None,
+    studio: Annotated[
+        bool, typer.Option("--studio/--no-studio", help="Serve the studio, a web page, at /.")
+    ] = True,
 ) -> None:
     """Serve the HTTP and WebSocket API in front of one or more running servers."""
     if context.invoked_subcommand is not None:
@@ -161,8 +171,10 @@ def serve_gateway(
         repository=repository,
         models=models,
         trained_family=trained_family,
+        backbone=backbone,
         control=control,
         control_token_file=control_token_file,
+        studio=studio,
     )
     from slipway_gateway.process import serve
 

@@ -27,7 +27,7 @@ Headers = list[tuple[bytes, bytes]]
 
 OPEN_PATHS = frozenset({"/healthz", "/readyz", "/metrics"})
 """Paths that probes and Prometheus call by the address of a machine, where `server_names` is given."""
-_METHODS = "GET, HEAD, POST, DELETE"
+_METHODS = "GET, HEAD, POST, PATCH, DELETE"
 _HEADER = re.compile(r"[a-z0-9-]{1,64}")
 _MAX_HEADERS = 64
 _EXPOSED_HEADERS = (

@@ -39,12 +39,13 @@ from slipway_gateway.model_catalog import ModelCatalog
 from slipway_gateway.outbound.webhooks import Webhooks
 from slipway_gateway.realtime import routes as realtime
 from slipway_gateway.replicas.replicas import Replicas
-from slipway_gateway.routes import docs, events, file_settings, health, making, models, videos
+from slipway_gateway.routes import docs, editing, events, file_settings, fleet, health, making, models, videos
 from slipway_gateway.routes.authentication import Authenticate, authentication
 from slipway_gateway.routes.own_jobs import OwnJobs
 from slipway_gateway.runs.worker import Worker
 from slipway_gateway.services import Services
 from slipway_gateway.settings import GatewaySettings, Role
+from slipway_gateway.studio import routes as studio
 from slipway_serving.protocol import distribution
 from slipway_serving.protocol.errors import InvalidRequest
 
@@ -181,18 +182,23 @@ class GatewayProcess:
                 events.router(services, own),
                 file_settings.router(own),
                 making.router(services, own),
+                editing.router(services, own),
                 videos.router(services, own),
                 *_admin_routes(settings, authenticate),
                 models.router(services, own),
+                fleet.router(services, own),
                 realtime.router(services.replicas, authenticate, count_open=services.metrics.count_open),
                 docs.router(),
+                *([studio.router()] if settings.studio else []),
             ]
         guard = GuardSettings(
             keys_required=bool(settings.require_keys),
             server_names=settings.server_names,
             allow_origins=settings.allow_origins,
             body_bytes=_SMALL_BODY_BYTES,
-            body_limits={"/v1/videos": settings.max_body_bytes, "/v1/imu": settings.max_body_bytes},
+            body_limits=dict.fromkeys(
+                ("/v1/videos", "/v1/imu", "/v1/models/trained"), settings.max_body_bytes
+            ),
         )
         return create_app(routers, guard, services.metrics, version(distribution.NAME))
 

@@ -59,8 +59,10 @@ class GatewaySettings:
         repository: Model repository of the admin routes; None leaves them out.
         models: Folder of the trained models of the admin routes.
         trained_family: Family of the trained models.
+        backbone: Checkpoint of the backbone on which callers may train words; None lets nobody train.
         control: HTTP address of the server that loads exported models, "HOST:PORT"; None loads none.
         control_token_file: File with the token that this server requires to load models.
+        studio: True if the API also serves the studio, a web page, at `/`.
 
     Raises:
         InvalidRequest: A setting breaks its rule; the message names every such setting.
@@ -92,8 +94,10 @@ class GatewaySettings:
     repository: Path | None = None
     models: Path | None = None
     trained_family: str = "wakeword"
+    backbone: str | None = None
     control: str | None = None
     control_token_file: Path | None = None
+    studio: bool = True
 
     def __post_init__(self) -> None:
         if self.require_keys is None:
@@ -126,6 +130,8 @@ class GatewaySettings:
             )
         if self.models is not None and self.repository is None:
             problems.append("repository must be given with models, got none; try --repository models")
+        if self.backbone is not None and self.models is None:
+            problems.append("models must be given with backbone, got none; try --models trained")
         raise_all("gateway", problems)
 
     @property

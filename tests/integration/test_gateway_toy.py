@@ -79,6 +79,7 @@ def test_picture_of_a_variation_is_that_of_its_job(toy: tuple[Server, Gateway]) 
     remixed = gateway.http.post(f"/v1/videos/{job['id']}/remix", json={"blocks": 2}).json()
     done = gateway.until(remixed["id"])
     assert (done["status"], done["request"]["image"], done["seed"]) == ("completed", {"content": "input"}, 9)
+    assert gateway.content(done["id"], "input") == png()
 
 
 def test_picture_is_refused_by_name_when_it_cannot_be_used(toy: tuple[Server, Gateway]) -> None:

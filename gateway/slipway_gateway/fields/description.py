@@ -80,8 +80,12 @@ def _described(kind: VideoKind, field: Field, served: ServedModel) -> dict[str, 
         found["default_text"] = field.rule.default
     if choices := choices_of(field):
         found["choices"] = choices
+    if words := served.words.get(field.name):
+        found["known_words"] = words
     if field.name in served.ranges:
         found["minimum"], found["maximum"] = served.ranges[field.name]
+    if field.name in served.examples:
+        found["example"] = served.examples[field.name]
     if field.name in (*SIDES, "fps", "timeout_s"):
         found["unit"] = {"fps": "1/s", "timeout_s": "s"}.get(field.name, "px")
     return found

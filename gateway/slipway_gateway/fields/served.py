@@ -11,7 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from slipway_serving.protocol.requests import RANGE_PARAMETER, USUAL_PARAMETER
+from slipway_serving.protocol.requests import (
+    EXAMPLE_PARAMETER,
+    RANGE_PARAMETER,
+    USUAL_PARAMETER,
+    WORDS_PARAMETER,
+)
 from slipway_serving.protocol.rules import export_range_problems
 
 _UNITS = {"height": " px", "width": " px"}
@@ -26,6 +31,7 @@ class ServedModel:
         parameters: Parameters of its configuration.
         usual: Usual values of fields.
         ranges: Smallest and largest values of fields.
+        examples: Examples of fields that come with the checkpoint; pictures are base64 text.
     """
 
     name: str
@@ -50,6 +56,24 @@ class ServedModel:
             if name.startswith(RANGE_PARAMETER) and low.isdigit() and high.isdigit():
                 found[name.removeprefix(RANGE_PARAMETER)] = (int(low), int(high))
         return found
+
+    @property
+    def words(self) -> dict[str, list[str]]:
+        """Words that the checkpoint knows, by the text field that they are for."""
+        return {
+            name.removeprefix(WORDS_PARAMETER): value.split()
+            for name, value in self.parameters.items()
+            if name.startswith(WORDS_PARAMETER)
+        }
+
+    @property
+    def examples(self) -> dict[str, str]:
+        """Examples of fields: texts, and pictures as base64 text of their files."""
+        return {
+            name.removeprefix(EXAMPLE_PARAMETER): value
+            for name, value in sorted(self.parameters.items())
+            if name.startswith(EXAMPLE_PARAMETER)
+        }
 
     def problems(self, request: Any) -> list[str]:
         """Return a sentence for each field of a request that is out of the model's range."""

@@ -52,7 +52,7 @@ class CreationStore(JobRows):
             NotReady: The database cannot be used.
         """
         check_job(new, limits)
-        _check_text(new)
+        check_text(new)
 
         async def work(session: AsyncSession, repeated: bool) -> tuple[Job, bool]:
             await self._take_turn_of_creation(session)
@@ -150,7 +150,7 @@ class CreationStore(JobRows):
         return job_of(row)
 
 
-def _check_text(new: NewJob) -> None:
+def check_text(new: NewJob) -> None:
     """Check the texts of a caller that are stored as text, which PostgreSQL refuses with U+0000."""
     for name in ("idempotency_key", "webhook_url", "traceparent"):
         value = getattr(new, name)

@@ -150,6 +150,11 @@ class JobFeed:
                 self._positions = positions
             return self._positions.get(job_id)
 
+    def forget_positions(self) -> None:
+        """Read the positions again at the next look, since this process has just changed the queue."""
+        self._positions = None
+        self._queue_changes += 1
+
     async def _run(self) -> None:
         """Read the changes after each signal; a failed read is repeated."""
         while True:

@@ -196,6 +196,36 @@ class Count:
 
 
 @dataclass(frozen=True)
+class Failure:
+    """Failed job, as an operator sees it.
+
+    Attributes:
+        id: Identifier of the job.
+        model: Name of the served model.
+        at: Time of the failure, in Unix seconds.
+        code: Name of the error, for programs.
+        message: Sentence about the error.
+    """
+
+    id: str
+    model: str
+    at: float
+    code: str
+    message: str
+
+
+@dataclass(frozen=True)
+class Place:
+    """Place in the queue that a caller wants for a job.
+
+    Attributes:
+        before: Identifier of the waiting job of the same key that comes next; None for the end of the queue.
+    """
+
+    before: str | None
+
+
+@dataclass(frozen=True)
 class Changes:
     """Jobs that changed after a mark.
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import heapq
 from collections import defaultdict, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
+
+_SMALLEST_STEP_S = 1e-6
 
 
 class QueuedJob(NamedTuple):
@@ -80,3 +82,17 @@ def positions(jobs: Iterable[QueuedJob], served: Mapping[str, int]) -> dict[str,
         for waiting in by_model.values()
         for position, job_id in enumerate(start_order(waiting, served), start=1)
     }
+
+
+def distinct_times(times: Sequence[float]) -> list[float]:
+    """Return ascending times as strictly ascending ones, so that each is a place of its own in the queue.
+
+    Jobs that workers gave back have the time 0 in common; a time moves by as little as a database keeps.
+
+    Args:
+        times: Times in Unix seconds, ascending.
+    """
+    found: list[float] = []
+    for time_s in times:
+        found.append(time_s if not found else max(time_s, found[-1] + _SMALLEST_STEP_S))
+    return found

@@ -11,14 +11,14 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from slipway_gateway.database.tables import ChangeRow, JobRow, KeyRow
 from slipway_gateway.jobs import order
-from slipway_gateway.jobs.caller_store import CallerStore
-from slipway_gateway.jobs.job import Changes, Count, Status
+from slipway_gateway.jobs.edit_store import EditStore
+from slipway_gateway.jobs.job import Changes, Count, Failure, Status
 from slipway_gateway.jobs.rows import job_of
 from slipway_gateway.jobs.upkeep_store import UpkeepStore
 from slipway_gateway.jobs.worker_store import WorkerStore
 
 
-class JobStore(CallerStore, WorkerStore, UpkeepStore):
+class JobStore(EditStore, WorkerStore, UpkeepStore):
     """Store of jobs."""
 
     async def positions(self) -> dict[str, int]:
@@ -48,6 +48,26 @@ class JobStore(CallerStore, WorkerStore, UpkeepStore):
             query = select(*group, func.count(), func.min(JobRow.created_at)).group_by(*group)
             rows = await session.execute(query)
             return [Count(model, Status(status), number, oldest) for model, status, number, oldest in rows]
+
+        return await self._database.read(work)
+
+    async def failures(self, since: float, most: int) -> list[Failure]:
+        """Return the jobs that failed since a time, the newest first.
+
+        Args:
+            since: Time, in Unix seconds.
+            most: Number of failures at most.
+        """
+        columns = (JobRow.id, JobRow.model, JobRow.completed_at, JobRow.error_code, JobRow.error_message)
+
+        async def work(session: AsyncSession) -> list[Failure]:
+            failed = (JobRow.status == Status.FAILED.value, JobRow.completed_at >= since)
+            query = select(*columns).where(*failed).order_by(JobRow.completed_at.desc(), JobRow.id.desc())
+            rows = await session.execute(query.limit(most))
+            return [
+                Failure(job_id, model, at or 0.0, code or "", message or "")
+                for job_id, model, at, code, message in rows
+            ]
 
         return await self._database.read(work)
 

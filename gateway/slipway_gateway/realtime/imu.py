@@ -68,17 +68,35 @@ async def correct_recording(
         SlipwayError: The recording is refused, or the model fails.
     """
     body = await _body(request)
-    units = _units(rate_unit, acceleration_unit)
+    units = checked_units(rate_unit, acceleration_unit)
     recording = await asyncio.to_thread(read_body, body, units)
+    parts = await correct_whole(replicas, recording.opening, recording.turn)
     frames = recording.turn.acc.shape[1]
+    return await asyncio.to_thread(_answer, parts, frames, recording.dt)
+
+
+async def correct_whole(
+    replicas: Replicas, opening: CorrectionStreamRequest, recording: CorrectionTurn
+) -> list[Corrections]:
+    """Correct a whole recording in one session.
+
+    Args:
+        replicas: Replicas of the gateway.
+        opening: Request that opens the session.
+        recording: All frames.
+
+    Raises:
+        SlipwayError: The recording is refused, or the model fails.
+    """
+    frames = recording.acc.shape[1]
     parts: list[Corrections] = []
     place = await replicas.take_session(CorrectionStreamRequest.model, timeout_s=IDLE_S)
-    async with place, place.replica.client.session(recording.opening) as session:
+    async with place, place.replica.client.session(opening) as session:
         for start in range(0, frames, _CHUNK_FRAMES):
             end = min(start + _CHUNK_FRAMES, frames)
-            turn = CorrectionTurn(recording.turn.acc[:, start:end], recording.turn.gyro[:, start:end])
+            turn = CorrectionTurn(recording.acc[:, start:end], recording.gyro[:, start:end])
             parts += await _turn(session, turn, last=end == frames)
-    return await asyncio.to_thread(_answer, parts, frames, recording.dt)
+    return parts
 
 
 async def serve_imu(channel: Channel, replicas: Replicas) -> None:
@@ -278,7 +296,12 @@ def _empty_turn() -> CorrectionTurn:
     return CorrectionTurn(np.zeros((1, 0, 3), np.float32), np.zeros((1, 0, 3), np.float32))
 
 
-def _units(rate: str | None, acceleration: str | None) -> Units:
+def checked_units(rate: str | None, acceleration: str | None) -> Units:
+    """Return the units that a caller states.
+
+    Raises:
+        InvalidRequest: A unit is unknown.
+    """
     problems = [
         f"{name} must be {' or '.join(get_args(kind))}, got {short(value)}"
         for name, value, kind in (

@@ -112,6 +112,7 @@ class Player:
             "fps": self._fps,
             "mime": self._opening.format.mime,
             "pacing": "on_event" if self._opening.on_event else "continuous",
+            "continues": has_rebase(self._opening.kind),
         }
         await self.outbox.put(
             {"type": "video.start", **self._identity, "format": self._opening.format.name, "config": config}
@@ -272,6 +273,8 @@ class Player:
             "completed_event_ids": list(steering.completed),
             "latency": {"generation_s": round(self._clock() - began_s, 4), **self._report},
         }
+        if self._frames_left is not None:
+            message["frames_left"] = self._frames_left
         return Outgoing(message, data, self._block, frames, can_drop=True)
 
     def _record(self, event: Event) -> None:

@@ -6,18 +6,26 @@ it offers its key as a subprotocol, and beside it the subprotocol `realtime`, wh
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Query, Request, Response
 from starlette.requests import HTTPConnection
 from starlette.websockets import WebSocket
 
 from slipway_gateway.realtime.channel import Channel
-from slipway_gateway.realtime.imu import correct_recording, serve_imu
+from slipway_gateway.realtime.imu import checked_units, correct_recording, serve_imu
 from slipway_gateway.realtime.limits import RESUME_S
 from slipway_gateway.realtime.listen import serve_listen
+from slipway_gateway.realtime.trajectories import (
+    MOST_SECONDS,
+    TRAJECTORY_BODY,
+    TrajectoryAnswer,
+    compare_trajectories,
+    example_file,
+)
 from slipway_gateway.realtime.world_socket import WorldSocket
 from slipway_gateway.realtime.worlds import Worlds
 from slipway_gateway.replicas.replicas import Replicas
@@ -106,5 +114,43 @@ def router(
     ) -> dict[str, Any]:
         await authenticate(request)
         return await correct_recording(request, replicas, rate_unit, acceleration_unit)
+
+    @routes.post(
+        "/v1/imu/trajectory",
+        tags=["imu"],
+        summary="Compare the trajectories of an inertial recording before and after its correction",
+        responses=errors(400, 413, 429, 504),
+        openapi_extra=TRAJECTORY_BODY,
+    )
+    async def imu_trajectory(
+        request: Request,
+        start_s: Annotated[float, Query(ge=0, description="Beginning of the trajectories, in seconds.")] = 0,
+        seconds: Annotated[
+            float, Query(gt=0, le=MOST_SECONDS, description="Length of the trajectories, in seconds.")
+        ] = 15,
+        rate_unit: Annotated[str | None, Query(description="Unit of a CSV file's rates of rotation.")] = None,
+        acceleration_unit: Annotated[
+            str | None, Query(description="Unit of a CSV file's acceleration.")
+        ] = None,
+    ) -> TrajectoryAnswer:
+        await authenticate(request)
+        units = checked_units(rate_unit, acceleration_unit)
+        return await compare_trajectories(request, replicas, units, start_s, seconds)
+
+    @routes.get(
+        "/v1/imu/example",
+        tags=["imu"],
+        summary="Download a made recording of an inertial sensor, to try the correction",
+        response_class=Response,
+        responses={200: {"description": "The file.", "content": {"text/csv": {}}}, **errors(400)},
+    )
+    async def imu_example(
+        request: Request,
+        part: Annotated[
+            Literal["signals", "ground_truth"], Query(description="File to download.")
+        ] = "signals",
+    ) -> Response:
+        await authenticate(request)
+        return Response(await asyncio.to_thread(example_file, part), media_type="text/csv")
 
     return routes

@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
+from slipway_gateway.replicas.hardware import NAMES as HARDWARE_NAMES
+from slipway_gateway.replicas.hardware import Hardware, HardwareReader
 from slipway_serving.protocol.errors import NotReady
-from slipway_serving.runtime.metrics import REQUESTS_RUNNING, SESSIONS_OPEN, SHUTTING_DOWN
+from slipway_serving.runtime.metrics import REQUESTS_RUNNING, SESSIONS_LIMIT, SESSIONS_OPEN, SHUTTING_DOWN
 
 _LARGEST_BYTES = 8 << 20
 
@@ -22,11 +24,15 @@ class MetricsPage:
         requests_running: Requests in the instances of pipelines, by model.
         sessions_open: Open sessions, by model.
         shutting_down: Models that refuse new requests since the server shuts down.
+        sessions_limit: Largest number of open sessions, by model.
+        hardware: Load of the server's machine.
     """
 
     requests_running: dict[str, int] = field(default_factory=dict)
     sessions_open: dict[str, int] = field(default_factory=dict)
     shutting_down: frozenset[str] = frozenset()
+    sessions_limit: dict[str, int] = field(default_factory=dict)
+    hardware: Hardware = field(default_factory=Hardware)
 
 
 async def read_metrics(http: httpx.AsyncClient, url: str) -> MetricsPage:
@@ -66,14 +72,19 @@ def parse_metrics(text: str) -> MetricsPage:
     Raises:
         ValueError: The text is not a page of metrics.
     """
-    wanted = {REQUESTS_RUNNING.name, SESSIONS_OPEN.name, SHUTTING_DOWN.name}
+    wanted = {REQUESTS_RUNNING.name, SESSIONS_OPEN.name, SHUTTING_DOWN.name, SESSIONS_LIMIT.name}
+    hardware = HardwareReader()
     sums: dict[str, dict[str, float]] = {name: defaultdict(float) for name in wanted}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
             if sample.name in wanted:
                 sums[sample.name][sample.labels.get("model", "")] += sample.value
+            elif sample.name in HARDWARE_NAMES:
+                hardware.add(sample.name, sample.labels, sample.value)
     return MetricsPage(
         {model: round(value) for model, value in sums[REQUESTS_RUNNING.name].items()},
         {model: round(value) for model, value in sums[SESSIONS_OPEN.name].items()},
         frozenset(model for model, value in sums[SHUTTING_DOWN.name].items() if value > 0),
+        {model: round(value) for model, value in sums[SESSIONS_LIMIT.name].items()},
+        hardware.result(),
     )

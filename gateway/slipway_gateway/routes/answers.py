@@ -55,6 +55,8 @@ class VideoAnswer(BaseModel):
     expires_at: int | None = Field(description="Unix time at which job and contents are deleted.")
     seconds: str = Field(description="Length of the video, in seconds.")
     size: str = Field(description="Width and height, in pixels: WIDTHxHEIGHT.")
+    frames: int = Field(description="Number of frames.")
+    fps: float = Field(description="Frames per second.")
     error: VideoError | None
     inference_time_s: float | None = Field(
         description="Time that servers worked on the job, in seconds; null before a run has ended."
@@ -113,6 +115,8 @@ def video_answer(job: Job, position: int | None) -> VideoAnswer:
         expires_at=_whole(job.expires_at),
         seconds=f"{job.frames / job.fps:.4g}",
         size=f"{job.width}x{job.height}",
+        frames=job.frames,
+        fps=job.fps,
         error=error,
         # Benchmarks read the first answer with a number, so 0 would be the time of every video.
         inference_time_s=round(job.inference_time_s, 3) or None,

@@ -14,6 +14,9 @@ from slipway_gateway.jobs.job import Job, Status
 from slipway_gateway.services import Services
 
 _RANGE = re.compile(r"bytes=(\d*)-(\d*)")
+_EARLY = frozenset({"draft", "input"})
+"""Contents that a job may have before its end."""
+_MISSING = {"draft": "try stop_after_step", "input": "its request has no picture"}
 _SUFFIXES = {"video/mp4": "mp4", "image/webp": "webp", "image/jpeg": "jpg", "image/png": "png"}
 
 
@@ -23,7 +26,7 @@ async def content_response(services: Services, job: Job, variant: str, request: 
     Raises:
         ApiError: The job has no such content, or not yet, or the range is beyond its end.
     """
-    if variant != "draft" and job.status is not Status.COMPLETED:
+    if variant not in _EARLY and job.status is not Status.COMPLETED:
         _refuse_unfinished(job)
     if variant in (THUMBNAIL, SPRITESHEET):
         info = await services.pictures.find(job.id, variant)
@@ -31,8 +34,7 @@ async def content_response(services: Services, job: Job, variant: str, request: 
         info = await services.contents.head(job.id, variant)
     if info is None:
         raise ApiError(
-            f"videos: {job.id} has no {variant}; "
-            + ("try stop_after_step" if variant == "draft" else "its contents have expired"),
+            f"videos: {job.id} has no {variant}; " + _MISSING.get(variant, "its contents have expired"),
             status=404,
             code=f"{variant}_not_found",
             param="variant",

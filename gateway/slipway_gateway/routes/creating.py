@@ -1,9 +1,10 @@
-"""Creation of jobs: from a caller's fields, or as a variation of an earlier job."""
+"""Creation of jobs: from a caller's fields, or as a variation or a duplicate of an earlier job."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import secrets
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -36,6 +37,7 @@ async def create_job(
     idempotency_key: str | None = None,
     traceparent: str | None = None,
     remixed_from: Job | None = None,
+    is_distinct: bool = False,
 ) -> Job:
     """Create a job, or return the one that an equal request has created before.
 
@@ -46,6 +48,7 @@ async def create_job(
         idempotency_key: Key by which the caller marks repeated requests.
         traceparent: Trace of the caller (W3C Trace Context).
         remixed_from: Job whose variation this is.
+        is_distinct: True if an equal request without an idempotency key makes another job.
 
     Raises:
         InvalidRequest: A field breaks its rule.
@@ -58,8 +61,8 @@ async def create_job(
             f"videos: {IDEMPOTENCY_HEADER} must have 1 to {_LONGEST_KEY} characters, got"
             f" {len(idempotency_key)}"
         )
-    webhook_url = await _webhook_url(services, key, given.pop(WEBHOOK, None))
-    given = await _with_picture(services, given)
+    webhook_url = await checked_webhook(services, key, given.pop(WEBHOOK, None))
+    given = await with_picture(services, given)
     model = given.pop("model", None)
     served = await services.catalog.models()
     kind = chosen_model(model, set(given), services.kinds, served)
@@ -80,7 +83,9 @@ async def create_job(
         webhook_url=webhook_url,
         remixed_from=None if remixed_from is None else remixed_from.id,
         traceparent=traceparent,
-        fingerprint=_fingerprint(kind.model, given, remixed_from),
+        fingerprint=secrets.token_hex(32)
+        if is_distinct and idempotency_key is None
+        else fingerprint(kind.model, given, remixed_from),
         idempotency_key=idempotency_key,
     )
     return await _stored(services, key, new, made)
@@ -102,7 +107,7 @@ async def _stored(services: Services, key: Key, new: NewJob, made: Creation) -> 
     return job
 
 
-async def _with_picture(services: Services, given: dict[str, Any]) -> dict[str, Any]:
+async def with_picture(services: Services, given: dict[str, Any]) -> dict[str, Any]:
     """Return the fields with the bytes of a picture in place of its URL."""
     largest = services.settings.max_body_bytes
     names = {PICTURE} | {kind.picture.name for kind in services.kinds.values() if kind.picture is not None}
@@ -117,7 +122,12 @@ async def _with_picture(services: Services, given: dict[str, Any]) -> dict[str, 
     return given
 
 
-async def _webhook_url(services: Services, key: Key, value: Any) -> str | None:
+async def checked_webhook(services: Services, key: Key, value: Any) -> str | None:
+    """Return the URL of a webhook that a caller gives; an empty one is None.
+
+    Raises:
+        InvalidRequest: The value is no http(s) URL, or leads to an address that is not allowed.
+    """
     if value in (None, ""):
         return None
     if not isinstance(value, str):
@@ -126,7 +136,7 @@ async def _webhook_url(services: Services, key: Key, value: Any) -> str | None:
     return value
 
 
-def _fingerprint(model: str, given: Mapping[str, Any], remixed_from: Job | None) -> str:
+def fingerprint(model: str, given: Mapping[str, Any], remixed_from: Job | None) -> str:
     """Return the digest of what a caller asks for, the same for a form and for JSON.
 
     Without a seed, the chosen one is no part of it.
@@ -144,36 +154,65 @@ def _fingerprint(model: str, given: Mapping[str, Any], remixed_from: Job | None)
 
 
 async def remix_fields(services: Services, job: Job, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a variation of a job: those of the job, with the caller's changes.
+    """Return the fields of a variation of a job: those that describe its video, with the caller's changes.
+
+    Raises:
+        ApiError: The picture of the job does not exist any more.
+    """
+    return await job_fields(services, job, changes, without=_NOT_REMIXED)
+
+
+async def job_fields(
+    services: Services, job: Job, changes: Mapping[str, Any], without: frozenset[str] = frozenset()
+) -> dict[str, Any]:
+    """Return the fields of a job, with the caller's changes.
+
+    Args:
+        services: Services of the process.
+        job: Job of the caller.
+        changes: Fields that the caller gives; one that is None has its usual value again.
+        without: Fields of the job that are left out.
 
     Raises:
         ApiError: The picture of the job does not exist any more.
     """
     kind = services.kinds[job.model]
     fields: dict[str, Any] = {"model": job.model}
+    replaced = {own for name in changes for own in replaced_by(name, kind)}
     for name, value in job.request.items():
-        if value is None or name in _NOT_REMIXED:
+        if value is None or name in without or name in replaced:
             continue
         if kind.picture is not None and name == kind.picture.name:
-            found = await services.contents.get(job.id, "input")
-            if found is None:
-                raise ApiError(
-                    f"videos: the picture of {job.id} does not exist any more; send a new request",
-                    status=409,
-                    code="picture_missing",
-                    final=True,
-                )
-            fields[name] = found.data
+            fields[name] = await _stored_picture(services, job)
         else:
             fields[name] = value
-    for name in changes:
-        for replaced in _replaced_by(name, kind):
-            fields.pop(replaced, None)
-    return {**fields, **changes}
+    known = {*kind.fields, *ALIASES, SIZE, SECONDS, PICTURE}
+    emptied = {name for name, value in changes.items() if value is None and name in known}
+    return fields | {name: value for name, value in changes.items() if name not in emptied}
 
 
-def _replaced_by(name: str, kind: VideoKind) -> tuple[str, ...]:
-    """Return the fields of a request class for which a field of the API stands."""
+async def _stored_picture(services: Services, job: Job) -> bytes:
+    found = await services.contents.get(job.id, "input")
+    if found is None:
+        raise ApiError(
+            f"videos: the picture of {job.id} does not exist any more; send a new request",
+            status=409,
+            code="picture_missing",
+            final=True,
+        )
+    return found.data
+
+
+def replaced_by(name: str, kind: VideoKind) -> tuple[str, ...]:
+    """Return the fields of a request class that a field of the API replaces.
+
+    A draft is that of a stop, so another stop, or none, replaces it too.
+    """
     picture = () if kind.picture is None else (kind.picture.name,)
-    own = {SIZE: SIDES, SECONDS: ("frames",), PICTURE: picture}
+    own = {
+        SIZE: SIDES,
+        SECONDS: ("frames",),
+        PICTURE: picture,
+        "stop_after_step": ("stop_after_step", "draft"),
+    }
     return own.get(name, (ALIASES.get(name, name),))

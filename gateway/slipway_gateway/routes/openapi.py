@@ -30,6 +30,12 @@ _TEXTS = {
     504: "The job is not finished within the time limit.",
 }
 _ALWAYS = (401, 403, 503)
+BEFORE = "before"
+"""Field of an edit that is the place in the queue."""
+_BEFORE_TEXT = (
+    "Id of the waiting video of the same key and priority that comes next in the queue. Null, or an empty"
+    " text in a form, is the end of the queue."
+)
 
 
 def errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
@@ -49,6 +55,41 @@ def creation_body(kinds: Mapping[str, VideoKind]) -> dict[str, Any]:
 def remix_body(kinds: Mapping[str, VideoKind]) -> dict[str, Any]:
     """Return the description of the body that varies a video."""
     return creation_body(kinds)
+
+
+def edit_body(kinds: Mapping[str, VideoKind]) -> dict[str, Any]:
+    """Return the description of the body that edits a waiting video."""
+    described = duplicate_body(kinds)
+    described["requestBody"]["required"] = True
+    for content in described["requestBody"]["content"].values():
+        properties = content["schema"]["properties"]
+        for name in ("model", "user"):
+            properties.pop(name, None)
+        properties[BEFORE] = {"type": ["string", "null"], "description": _BEFORE_TEXT}
+    return described
+
+
+def duplicate_body(kinds: Mapping[str, VideoKind]) -> dict[str, Any]:
+    """Return the description of the body that duplicates a video."""
+    described = creation_body(kinds)
+    described["requestBody"]["required"] = False
+    schema = described["requestBody"]["content"][JSON]["schema"]
+    schema["properties"] = {
+        name: each if name in NESTED else _nullable(each) for name, each in schema["properties"].items()
+    }
+    return described
+
+
+def _nullable(described: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the property of a field that null gives its usual value."""
+    found = dict(described)
+    if "anyOf" in found:
+        found["anyOf"] = [*found["anyOf"], {"type": "null"}]
+    else:
+        found["type"] = [found["type"], "null"]
+    if "enum" in found:
+        found["enum"] = [*found["enum"], None]
+    return found
 
 
 def resume_body(kinds: Mapping[str, VideoKind]) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from slipway_gateway.services import Services
 from slipway_serving.protocol.texts import short
 
 _MOST_LISTED = 100
-Variant = Literal["video", "thumbnail", "spritesheet", "draft"]
+Variant = Literal["video", "thumbnail", "spritesheet", "draft", "input"]
 
 
 def router(services: Services, own: OwnJobs) -> APIRouter:
@@ -87,7 +87,10 @@ def router(services: Services, own: OwnJobs) -> APIRouter:
         responses={
             200: {
                 "description": "The file.",
-                "content": {"video/mp4": {}, "image/webp": {}, "image/jpeg": {}, "image/png": {}},
+                "content": {
+                    **{kind: {} for kind in ("video/mp4", "image/webp", "image/jpeg", "image/png")},
+                    "application/octet-stream": {},
+                },
             },
             206: {"description": "The asked part of the file."},
             304: {"description": "The caller has the file already."},
@@ -99,7 +102,7 @@ def router(services: Services, own: OwnJobs) -> APIRouter:
         job: Annotated[Job, Depends(own.job)],
         variant: Annotated[Variant, Query(description="File to download.")] = "video",
     ) -> Response:
-        """Download the video, its thumbnail, its sprite sheet or its draft."""
+        """Download the video, its thumbnail, its sprite sheet, its draft, or the picture of its request."""
         return await content_response(services, job, variant, request)
 
     return routes

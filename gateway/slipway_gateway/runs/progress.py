@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipway_gateway.jobs.store import JobStore
+from slipway_gateway.runs.sections import SectionSheet
 from slipway_serving.protocol.errors import SlipwayError
 
 _PREVIEW_QUALITY = 80
@@ -32,13 +33,14 @@ class RunProgress:
         step: Number of finished steps.
         steps: Number of steps.
         phase: Stage of the run.
-        preview: Picture of the current state, [height, width, 3], uint8, or None.
+        preview: Picture of the current state, [height, width, 3], uint8, or sections to make it from, or
+            None.
     """
 
     step: int
     steps: int
     phase: str
-    preview: NDArray[np.uint8] | None = None
+    preview: NDArray[np.uint8] | SectionSheet | None = None
 
 
 class ProgressReporter:
@@ -117,9 +119,10 @@ class ProgressReporter:
                     self._changed.clear()
 
 
-def _jpeg(pixels: NDArray[np.uint8]) -> bytes:
+def _jpeg(preview: NDArray[np.uint8] | SectionSheet) -> bytes:
     from PIL import Image
 
+    pixels = preview.picture() if isinstance(preview, SectionSheet) else preview
     file = io.BytesIO()
     Image.fromarray(pixels).save(file, "JPEG", quality=_PREVIEW_QUALITY)
     return file.getvalue()

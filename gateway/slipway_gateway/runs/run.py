@@ -25,6 +25,7 @@ from slipway_gateway.jobs.store import JobStore
 from slipway_gateway.runs.progress import ProgressReporter, RunProgress
 from slipway_gateway.runs.requests import is_refused_state, origin_of, request_of
 from slipway_gateway.runs.results import store_draft, store_video
+from slipway_gateway.runs.sections import SectionSheet
 from slipway_serving.protocol.diffusion.stopping import ASKED
 from slipway_serving.protocol.errors import (
     Cancelled,
@@ -116,6 +117,7 @@ class Run:
         self._steps_seen = job.step
         self._has_begun = False
         self._stages = _Stages()
+        self._sections = SectionSheet(job.width, job.height, round(job.fps))
 
     @property
     def has_state(self) -> bool:
@@ -172,6 +174,7 @@ class Run:
                 timeout_s=getattr(request, "timeout_s", None),
                 stop=self._stop if self._kind.can_stop else None,
                 traceparent=self.job.traceparent or "",
+                on_part=self._sections.add,
             )
             async with aclosing(events):
                 outcome = await self._follow(events, reporter)
@@ -225,7 +228,10 @@ class Run:
         is_last = event.step >= event.steps
         self._stages.begin(DECODING if is_last else DENOISING)
         phase = DECODING if is_last else DENOISING
-        reporter.add(RunProgress(event.step, event.steps, phase, event.preview))
+        preview = (
+            event.preview if event.preview is not None or not self._sections.take_new() else self._sections
+        )
+        reporter.add(RunProgress(event.step, event.steps, phase, preview))
 
     async def _save_state(self, state: bytes, step: int) -> None:
         self._has_begun = True

@@ -12,6 +12,8 @@ from slipway_gateway.routes.authentication import Authenticate
 from slipway_gateway.settings import GatewaySettings
 from slipway_gateway.trained_models.management import Management
 from slipway_gateway.trained_models.routes import router
+from slipway_gateway.trained_models.training_routes import training_router
+from slipway_gateway.trained_models.trainings import TrainingSettings
 from slipway_serving.protocol.errors import InvalidRequest
 from slipway_serving.triton.control import ModelControl, read_token
 
@@ -49,4 +51,15 @@ def admin_router(settings: GatewaySettings, authenticate: Authenticate) -> APIRo
                 final=True,
             )
 
-    return router(management, authorize)
+    routes = APIRouter()
+    routes.include_router(router(management, authorize))
+    if settings.backbone is not None:
+        training = TrainingSettings(
+            settings.backbone,
+            settings.models,
+            settings.repository,
+            settings.control,
+            settings.control_token_file,
+        )
+        routes.include_router(training_router(training, authorize))
+    return routes

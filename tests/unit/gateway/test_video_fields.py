@@ -229,5 +229,11 @@ def test_description_has_what_a_form_needs() -> None:
         "help": "number of frames", "default": 33, "minimum": 1, "maximum": 33,
     }  # fmt: skip
     assert fields["priority"]["choices"] == ["urgent", "normal", "low"]
-    assert fields["prompt"]["required"]
+    assert fields["prompt"]["required"] and "known_words" not in fields["prompt"]
     assert "output" not in fields
+    few = ServedModel("wan_t2v", {"words_prompt": "red ball"})
+    told = {
+        field["name"]: field.get("known_words")
+        for field in model_description(KINDS["wan_t2v"], few)["fields"]
+    }
+    assert (told["prompt"], told["negative_prompt"]) == (["red", "ball"], None)

@@ -124,6 +124,19 @@ async def test_world_is_rebased_when_it_has_no_frames_left() -> None:
     assert not made._is_over
 
 
+async def test_chunk_says_how_many_frames_are_left_before_its_block() -> None:
+    clock = Clock()
+    made = player(Scripted(clock, block_s=0.1, left=36), clock)
+    await made.send_start()
+    await made._play_block()
+    await made._play_block()
+    await made.outbox.close()
+    start, *chunks = await send_all(made)
+    assert start["config"]["continues"]
+    left = {message["generation_chunk_index"]: message.get("frames_left") for message in chunks}
+    assert left == {1: 36}  # the viewer took none of block 0, which was dropped
+
+
 async def test_world_ends_on_the_server_and_says_what_it_was_when_it_is_stopped() -> None:
     clock = Clock()
     world = Scripted(clock, block_s=0.1)

@@ -1,0 +1,1 @@
+"""The studio: a web page on top of the gateway's public API."""
