@@ -11,6 +11,9 @@ CLIENTS_VENV := .venv-clients
 CLIENTS := openai2 openai3 litellm aiperf
 # The site needs none of the project's dependencies.
 DOCS_VENV := .venv-docs
+# The studio's scripts are checked by tools of Node.js; the studio itself needs none.
+STUDIO_TOOLS := .studio-tools
+STUDIO := gateway/slipway_gateway/studio/assets
 # The tests build engines with TensorRT-RTX. Its wheels are NVIDIA's and under NVIDIA's licence; `make test TENSORRT=`
 # leaves them out, and skips what needs them.
 TENSORRT ?= tensorrt-rtx
@@ -27,7 +30,7 @@ COMPILE := --quiet --strip-extras --no-emit-index-url --no-emit-find-links --no-
 EXPORT_EACH_TINY = for family in wan_t2v matrix_game framepack_i2v wakeword wakeword_head airimu; do \
 	  $(BIN)/slipway export $$family --checkpoint tiny --repository out/soak/models || exit 1; done
 
-.PHONY: help demo unit test test-long check wheel-test docs site fuzz matrix engines mutants bench soak chaos chaos-gateway weights real-size audit wheels image image-test lock clean
+.PHONY: help demo unit test test-long check studio-check wheel-test docs site fuzz matrix engines mutants bench soak chaos chaos-gateway chaos-studio weights real-size audit wheels image image-test lock clean
 
 ##@ Use
 # A line of `##@ TITLE` starts a group of `make help`; `## TEXT` behind a target describes the target.
@@ -80,7 +83,7 @@ demo: $(VENV)/installed-demo ## Export, serve and call a small trained checkpoin
 	$(BIN)/python examples/gateway.py
 
 clean: ## Remove what was built
-	rm -rf $(VENV) $(LOAD_VENV) $(CLIENTS_VENV) $(DOCS_VENV) site .venv-wheel docker/.cache docker/wheelhouse/*.whl docker/wheelhouse/filled-* out build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(LOAD_VENV) $(CLIENTS_VENV) $(DOCS_VENV) $(STUDIO_TOOLS) site .venv-wheel docker/.cache docker/wheelhouse/*.whl docker/wheelhouse/filled-* out build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 ##@ Test
 check: $(VENV)/installed ## Lint, format and types; whether every test can be imported
@@ -88,6 +91,17 @@ check: $(VENV)/installed ## Lint, format and types; whether every test can be im
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/pytest --collect-only -qq > $(VENV)/collected || (cat $(VENV)/collected; false)
+	@if command -v npm > /dev/null; then $(MAKE) --no-print-directory studio-check; \
+	  else echo 'The studio is not checked: npm is not installed.'; fi
+
+$(STUDIO_TOOLS)/installed: gateway/studio-tools.json
+	mkdir -p $(STUDIO_TOOLS) && cp gateway/studio-tools.json $(STUDIO_TOOLS)/package.json
+	npm install --prefix $(STUDIO_TOOLS) --no-audit --no-fund --silent
+	@touch $@
+
+studio-check: $(STUDIO_TOOLS)/installed ## Types and format of the studio's scripts; needs npm
+	$(STUDIO_TOOLS)/node_modules/.bin/tsc --project gateway/tsconfig.json
+	$(STUDIO_TOOLS)/node_modules/.bin/prettier --check --log-level warn $(STUDIO)
 
 unit: $(VENV)/installed ## Run the unit tests, which start no Triton, in a few minutes: two files at a time
 	$(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder tests/unit tests/contract
@@ -136,6 +150,9 @@ chaos-gateway: $(VENV)/installed ## Videos through a gateway while it, Triton an
 	for family in wan_t2v framepack_i2v; do \
 	  $(BIN)/slipway export $$family --checkpoint tiny --repository out/soak/models || exit 1; done
 	$(BIN)/python tests/chaos/gateway.py --repository out/soak/models --jobs $(or $(JOBS),2000) --seed $(or $(SEED),0)
+
+chaos-studio: $(VENV)/installed ## Random clicks in the studio of a running gateway: URL=http://127.0.0.1:8080, PID=its process, MINUTES=10, SEED=0
+	$(BIN)/python tests/chaos/studio.py --url $(or $(URL),http://127.0.0.1:8080) --pid $(or $(PID),0) --minutes $(or $(MINUTES),10) --seed $(or $(SEED),0)
 
 real-size: $(VENV)/installed ## Wan2.1-T2V-1.3B's sizes whole, random weights: 60 GB of disk, 24 GB of memory, an hour or two
 	$(BIN)/slipway bench real-size

@@ -1,6 +1,7 @@
-"""The gateway in front of the video example's server: a video by plain HTTP, with curl.
+"""The gateway in front of the examples' models: a video by plain HTTP, and the studio, a page for a browser.
 
-`make demo` runs this last. In a terminal, server and gateway stay until Ctrl-C, so that curl can call them.
+`make demo` runs this last. In a terminal, one server has the models of all examples, and server and gateway
+stay until Ctrl-C.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from slipway_serving.triton.server import Server, ServerConfig
 
 OUT = Path("out/gateway")
 REPOSITORY = Path("out/repository")
+ALL = OUT / "repository"
 PROMPT = "a red ball grows on sand"
 _START_S = 60.0
 
@@ -29,26 +31,37 @@ def main() -> None:
     shutil.rmtree(OUT, ignore_errors=True)
     OUT.mkdir(parents=True)
     stays = sys.stdout.isatty() and not os.environ.get("CI")
+    repository = _all_models() if stays else REPOSITORY
     with ExitStack() as stack:
         server = stack.enter_context(
-            Server(ServerConfig(REPOSITORY, http_port=0, grpc_port=0, metrics_port=0))
+            Server(ServerConfig(repository, http_port=0, grpc_port=0, metrics_port=0))
         )
-        url = _start_gateway(stack, server.grpc_url, 8080 if stays else 0)
+        url = _start_gateway(stack, server, 8080 if stays else 0)
         _make_video(url)
         if not stays:
-            print("In a terminal, `make demo` keeps the gateway until Ctrl-C, so that curl can call it.")
+            print("In a terminal, `make demo` keeps the gateway and its web page until Ctrl-C.")
             return
-        print(f"The gateway answers on {url}, and {url}/docs describes it. In another shell, type:")
+        print(f"{url}/docs describes the API. In another shell, you can type:")
         print(f'  curl {url}/v1/videos -F prompt="{PROMPT}"')
-        print(f"  curl {url}/v1/videos")
-        print("Ctrl-C ends both.", flush=True)
+        print()
+        print(f"Open {url} in a browser: the studio shows all of this. Ctrl-C ends it.", flush=True)
         signal.sigwait({signal.SIGINT, signal.SIGTERM})
 
 
-def _start_gateway(stack: ExitStack, triton: str, port: int) -> str:
+def _all_models() -> Path:
+    """Return a repository with the models of all examples; its files are links to theirs."""
+    for repository in sorted([REPOSITORY, *Path("out").glob("*/repository")]):
+        for model in repository.iterdir() if repository != ALL else ():
+            if model.is_dir() and not (ALL / model.name).exists():
+                shutil.copytree(model, ALL / model.name, copy_function=os.link)
+    return ALL
+
+
+def _start_gateway(stack: ExitStack, server: Server, port: int) -> str:
     """Start the gateway, and return its address; the stack ends it."""
-    command = [sys.executable, "-m", "slipway_cli", "gateway", "--triton", triton]
-    options = ["--data", str(OUT / "data"), "--port", str(port), "--triton-metrics-port", "0"]
+    command = [sys.executable, "-m", "slipway_cli", "gateway", "--triton", server.grpc_url]
+    metrics = ["--triton-metrics-port", str(server.config.metrics_port)]
+    options = ["--data", str(OUT / "data"), "--port", str(port), *metrics]
     log = OUT / "gateway.log"
     with log.open("wb") as output:
         process = subprocess.Popen([*command, *options], stdout=output, stderr=output)

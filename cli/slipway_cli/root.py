@@ -20,7 +20,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from slipway_cli import checkout_commands, ready_commands
+from slipway_cli import checkout_commands, ready_commands, studio_commands
 from slipway_cli.generate import generate
 from slipway_cli.imu import commands as imu_commands
 from slipway_cli.listen import commands as listen_commands
@@ -109,6 +109,7 @@ COMMANDS = (
         "slipway gateway --triton localhost:8001",
         "gateway",
     ),
+    Command("studio", studio_commands.studio, SERVERS, "slipway studio --repository models", "studio"),
     Command(
         "manage",
         management_commands.manage,

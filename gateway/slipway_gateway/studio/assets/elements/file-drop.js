@@ -1,0 +1,176 @@
+// @ts-check
+/** A place for one file: drop it, paste it, choose it, or take a picture with the camera. */
+
+import { announce, element, icon, replace } from "../dom.js";
+import { texts } from "../texts.js";
+
+const words = texts.common.file;
+
+/** @typedef {import("../types.js").FileDropOptions} FileDropOptions */
+
+/** @typedef {import("../types.js").FileDrop} FileDrop */
+
+/** Make a place for a file. @param {FileDropOptions} options @returns {FileDrop} */
+export function fileDrop({
+  label,
+  hint = words.drop,
+  accept = "",
+  camera = false,
+  paste = false,
+  passOn = false,
+  onFile,
+}) {
+  /** @type {File | null} */
+  let chosen = null;
+  let url = "";
+  /** @type {MediaStream | null} */
+  let stream = null;
+  const input = element("input", {
+    type: "file",
+    accept,
+    class: "visually-hidden",
+    tabIndex: -1,
+    "aria-hidden": "true",
+  });
+  const place = element("div", { class: "drop", role: "group", "aria-label": label });
+  const problem = element("p", { class: "field-error", role: "alert", hidden: true });
+  const whole = element("div", { class: "stack tight" }, place, input, problem);
+
+  /** @param {File | null} file @param {boolean} tell */
+  function take(file, tell) {
+    endCamera();
+    problem.hidden = true;
+    if (file && !fits(file, accept)) {
+      problem.textContent = words.wrongKind(accept);
+      problem.hidden = false;
+      return;
+    }
+    chosen = file;
+    if (file) announce(words.chosen(file.name));
+    show();
+    if (tell) onFile?.(file);
+  }
+
+  function show() {
+    if (url) URL.revokeObjectURL(url);
+    url = chosen && chosen.type.startsWith("image/") ? URL.createObjectURL(chosen) : "";
+    place.classList.toggle("full", chosen !== null);
+    const choose = button("upload", words.choose, () => input.click());
+    if (!chosen) {
+      const shoot = camera && navigator.mediaDevices ? button("camera", words.camera, startCamera) : null;
+      replace(
+        place,
+        icon(accept.startsWith("image") ? "picture" : "upload"),
+        element("p", {}, hint),
+        row(choose, shoot),
+      );
+      return;
+    }
+    const remove = button(
+      "close",
+      words.remove,
+      () => (take(null, true), place.querySelector("button")?.focus()),
+    );
+    replace(
+      place,
+      url ? element("img", { class: "drop-preview", src: url, alt: words.chosen(chosen.name) }) : null,
+      element("p", { class: "one-line drop-name" }, chosen.name),
+      row(choose, remove),
+    );
+  }
+
+  async function startCamera() {
+    try {
+      stream = await navigator.mediaDevices.getUserMedia({ video: { facingMode: "environment" } });
+    } catch {
+      problem.textContent = words.noCamera;
+      problem.hidden = false;
+      return;
+    }
+    const video = element("video", { class: "drop-video", autoplay: true, muted: true, playsInline: true });
+    video.srcObject = stream;
+    const shoot = button("camera", words.takePicture, async () => take(await picture(video), true));
+    replace(
+      place,
+      video,
+      row(
+        shoot,
+        button("close", texts.common.cancel, () => (endCamera(), show())),
+      ),
+    );
+    shoot.focus();
+  }
+
+  function endCamera() {
+    stream?.getTracks().forEach((track) => track.stop());
+    stream = null;
+  }
+
+  /** @param {ClipboardEvent} event */
+  function pasted(event) {
+    const file = [...(event.clipboardData?.files ?? [])].find((each) => fits(each, accept));
+    if (!file || !whole.isConnected) return;
+    event.preventDefault();
+    take(file, true);
+  }
+
+  input.addEventListener(
+    "change",
+    () => (input.files?.[0] && take(input.files[0], true), (input.value = "")),
+  );
+  place.addEventListener("dragover", (event) => (event.preventDefault(), place.classList.add("over")));
+  place.addEventListener("dragleave", () => place.classList.remove("over"));
+  place.addEventListener("drop", (event) => {
+    event.preventDefault();
+    place.classList.remove("over");
+    const file = event.dataTransfer?.files[0];
+    if (!file || (passOn && !fits(file, accept))) return;
+    event.stopPropagation();
+    take(file, true);
+  });
+  if (paste) document.addEventListener("paste", pasted);
+  show();
+  return {
+    element: whole,
+    file: () => chosen,
+    set: (file) => take(file, false),
+    close: () => {
+      endCamera();
+      document.removeEventListener("paste", pasted);
+      if (url) URL.revokeObjectURL(url);
+    },
+  };
+}
+
+/**
+ * Return true if a file has one of the types of an `accept` list; an empty list takes every file.
+ * @param {File} file
+ * @param {string} accept
+ * @returns {boolean}
+ */
+export function fits(file, accept) {
+  const kinds = accept.split(",").map((kind) => kind.trim().toLowerCase());
+  return kinds.some((kind) => {
+    if (kind === "") return true;
+    if (kind.startsWith(".")) return file.name.toLowerCase().endsWith(kind);
+    return kind.endsWith("/*") ? file.type.startsWith(kind.slice(0, -1)) : file.type === kind;
+  });
+}
+
+/** @param {HTMLVideoElement} video @returns {Promise<File | null>} */
+async function picture(video) {
+  const canvas = element("canvas", { width: video.videoWidth, height: video.videoHeight });
+  canvas.getContext("2d")?.drawImage(video, 0, 0);
+  const blob = await new Promise((resolve) => canvas.toBlob(resolve, "image/png"));
+  return blob ? new File([blob], "camera.png", { type: "image/png" }) : null;
+}
+
+/** @param {Parameters<typeof icon>[0]} sign @param {string} label @param {() => void} click */
+function button(sign, label, click) {
+  return element("button", { type: "button", class: "button small", on: { click } }, icon(sign), label);
+}
+
+/** @param {(HTMLElement | null)[]} buttons */
+function row(...buttons) {
+  return element("div", { class: "row center" }, buttons);
+}

@@ -1,0 +1,60 @@
+// @ts-check
+/** Files of jobs as addresses for `<img>` and `<video>`. Each is downloaded once and freed with the view. */
+
+import { texts } from "../../texts.js";
+
+/** @typedef {"video" | "thumbnail" | "draft"} Variant */
+
+/**
+ * @typedef {object} Contents
+ * @property {(id: string, variant: Variant) => Promise<string>} url Function that gives a file's address.
+ * @property {(id: string) => Promise<File>} picture Function that downloads the picture of a job's request.
+ * @property {(id: string) => void} drop Function that frees the files of a job.
+ * @property {() => void} close
+ */
+
+const MOST = 120;
+
+/** Keep files of jobs. @param {typeof import("../../api.js").api} api @returns {Contents} */
+export function contents(api) {
+  /** @type {Map<string, Promise<string>>} */
+  const kept = new Map();
+  let isClosed = false;
+
+  /** @param {string} name */
+  function free(name) {
+    const found = kept.get(name);
+    kept.delete(name);
+    found?.then((url) => URL.revokeObjectURL(url)).catch(() => undefined);
+  }
+
+  return {
+    url(id, variant) {
+      const name = `${id}/${variant}`;
+      let found = kept.get(name);
+      if (!found) {
+        found = api.blob(`/v1/videos/${id}/content?variant=${variant}`).then((blob) => {
+          const url = URL.createObjectURL(blob);
+          if (isClosed) URL.revokeObjectURL(url);
+          return url;
+        });
+        found.catch(() => kept.delete(name));
+        kept.set(name, found);
+        const first = kept.keys().next().value;
+        if (kept.size > MOST && first) free(first);
+      }
+      return found;
+    },
+    async picture(id) {
+      const blob = await api.blob(`/v1/videos/${id}/content?variant=input`);
+      return new File([blob], texts.video.pictureName, { type: "image/*" });
+    },
+    drop(id) {
+      [...kept.keys()].filter((name) => name.startsWith(`${id}/`)).forEach(free);
+    },
+    close() {
+      isClosed = true;
+      [...kept.keys()].forEach(free);
+    },
+  };
+}

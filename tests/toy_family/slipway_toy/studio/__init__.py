@@ -1,0 +1,1 @@
+"""A view of the studio: the files of this package."""
