@@ -147,7 +147,7 @@ def test_form_is_restored_when_a_finished_file_is_dropped(browser: Any, gateway:
             }""",
             file,
         )
-        expect(page.get_by_text("The form has the settings of star.mp4.")).to_be_visible()
+        expect(page.locator(".request .note")).to_have_text("The form has the settings of star.mp4.")
         expect(page.get_by_label("Prompt", exact=True)).to_have_value("a green star")
         expect(page.get_by_label("Seed", exact=True)).to_have_value("77")
         expect(page.get_by_label("Steps", exact=True)).to_have_value("3")
@@ -182,7 +182,7 @@ def test_two_videos_are_compared_frame_by_frame(browser: Any, gateway: Gateway) 
         card = page.locator(".gallery li")
         card.filter(has_text="compared 0").get_by_role("button").click()
         expect(stage(page)).to_contain_text("compared 0")
-        page.get_by_role("button", name="Compare").click()
+        page.get_by_role("button", name="Compare", exact=True).click()
         card.filter(has_text="compared 2").get_by_role("button").click()
         dialog = page.get_by_role("dialog", name="Compare two videos")
         expect(dialog.get_by_text(re.compile(r"PSNR [\d.]+ dB on average"))).to_be_visible()
