@@ -10,25 +10,19 @@ from typing import Any
 
 import pytest
 from gateway_fixtures import Gateway, gateway_keys, running_gateway
+from playwright.sync_api import expect
+from studio_page import PHONE, chromium
 
 from slipway_serving.triton.server import Server
 
-sync_api = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
-expect = sync_api.expect
-
-CHROMIUM = Path("/usr/bin/chromium")
-pytestmark = pytest.mark.skipif(not CHROMIUM.exists(), reason="Chromium is not installed")
 NOBODY = "127.0.0.1:9"
 LIMIT_MS = 60_000
-PHONE = {"width": 390, "height": 844}
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    with sync_api.sync_playwright() as playwright:
-        running = playwright.chromium.launch(executable_path=str(CHROMIUM))
+    with chromium() as running:
         yield running
-        running.close()
 
 
 @pytest.fixture(scope="module")

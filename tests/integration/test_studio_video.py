@@ -15,14 +15,13 @@ import pytest
 from gate import Gate
 from gateway_fixtures import Gateway, gateway_keys, running_gateway
 from PIL import Image
+from playwright.sync_api import expect
 from server_fixtures import wait_until
 from studio_page import PHONE, chromium, opened, violations
 from toy_fixtures import PICTURE, installed_toy, toy_repository
 
 from slipway_serving.triton.server import Server, ServerConfig
 
-sync_api = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
-expect = sync_api.expect
 expect.set_options(timeout=30_000)
 
 FIRST_PAINT_MS, MOST_BYTES = 2_000, 300_000
