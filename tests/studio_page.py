@@ -25,6 +25,7 @@ def chromium(*arguments: str) -> Iterator[Any]:
         pytest.skip("Chromium is not installed")
     from playwright import sync_api
 
+    sync_api.expect.set_options(timeout=LIMIT_MS)
     with sync_api.sync_playwright() as playwright:
         running = playwright.chromium.launch(executable_path=str(CHROMIUM), args=["--no-sandbox", *arguments])
         yield running

@@ -22,8 +22,6 @@ from toy_fixtures import PICTURE, installed_toy, toy_repository
 
 from slipway_serving.triton.server import Server, ServerConfig
 
-expect.set_options(timeout=30_000)
-
 FIRST_PAINT_MS, MOST_BYTES = 2_000, 300_000
 STEPS = 20
 
