@@ -35,6 +35,7 @@ LACKING = {
     "train": ["train wakeword --name a --positive some --negative some --backbone tiny"],
     "gateway": ["gateway --data d", "gateway migrate --data d", "gateway keys list --data d"],
     "manage": ["manage --repository r"],
+    "studio": ["studio --repository some"],
     "load": ["load --family wan_t2v --url localhost:1"],
     "saturate": ["saturate --family wan_t2v --url localhost:1"],
     "soak": ["soak --repository some"],
