@@ -48,7 +48,7 @@ def opened(browser: Any, url: str, **options: Any) -> Iterator[Any]:
         yield page
     finally:
         context.close()
-    assert problems == []
+    assert not problems, problems
 
 
 def _check(asked: str, url: str, problems: list[str]) -> None:
