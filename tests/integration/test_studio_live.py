@@ -189,6 +189,8 @@ def test_world_goes_on_after_its_connection_was_lost(browser: Any, gateway: Gate
             re.compile("/v1/realtime/video"),
             lambda route: connections.append((route, route.connect_to_server())),
         )
+        # A page that is left while it loads says that its files did not come.
+        expect(page.get_by_role("button", name="Begin").last).to_be_visible()
         page.reload()
         begin_world(page, picture(tmp_path))
         wait_for_frames(page, 9)
