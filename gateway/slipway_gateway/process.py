@@ -14,6 +14,7 @@ import os
 import secrets
 import signal
 import socket
+import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from importlib.metadata import version
@@ -57,6 +58,9 @@ _LEASE_INTERVAL_S = 5.0
 # Clients and proxies keep idle connections for 5 to 60 s. If the gateway closed one first, it would lose the
 # request that is on its way.
 _IDLE_CONNECTION_S = 75
+# Time after which a thread of the database lets the event loop go on. The loop gives up the interpreter at
+# every read and write of a socket, and would wait 5 ms for it each time.
+_SWITCH_INTERVAL_S = 0.0005
 
 
 class GatewayProcess:
@@ -247,6 +251,7 @@ def serve(settings: GatewaySettings, announce: Callable[[str], None]) -> None:
 
 
 async def _serve(settings: GatewaySettings, announce: Callable[[str], None]) -> None:
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
     process = GatewayProcess(settings)
     listening = listen(settings.host, settings.port)
     async with process.running() as app:
