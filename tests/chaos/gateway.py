@@ -295,13 +295,18 @@ def _orphans(gateway: _Gateway, known: set[str]) -> list[str]:
             for folder in contents.glob("video_*")
             if folder.name not in known
         }
-        pictures = [name for name, files in left.items() if files == [PICTURE]]
+        pictures = [name for name, files in left.items() if all(_is_picture(file) for file in files)]
         if len(pictures) == len(left):
             print(f"  {len(left)} pictures of creations that a kill has cut")
             return []
         if time.monotonic() > ends_s:
             return [f"no content may be left without a job, got {left}"]
         time.sleep(1.0)
+
+
+def _is_picture(file: str) -> bool:
+    """Return whether a file is a picture, or a part of one whose writing was cut."""
+    return file == PICTURE or file.startswith(f".{PICTURE}.")
 
 
 class _Trouble:
