@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+from slipway_serving.protocol.export_facts import ENGINE_PARAMETER, PARITY_PARAMETER, PRECISION_PARAMETER
 from slipway_serving.runtime.input_sizes import AXES_PARAMETER
 from slipway_serving.runtime.queue_limits import QUEUE_LIMIT_PARAMETER, QUEUE_MODELS_PARAMETER
 from slipway_serving.triton.install.setup import ONNXRUNTIME
@@ -51,6 +52,9 @@ PARAMETERS = (
             "gpu_mem_limit",
             "session.use_device_allocator_for_initializers",
             "slipway_start",  # The supervisor's own, which no code reads.
+            ENGINE_PARAMETER,  # Clients read the facts about the export.
+            PRECISION_PARAMETER,
+            PARITY_PARAMETER,
         )
     ),
     GraphParameter("session.*", native=False, otherwise="threads of ONNX Runtime spin as is its default"),

@@ -158,7 +158,7 @@ def test_models_of_libraries_run_inside_the_server(backend: str, runtime: str, i
 
 def test_parameters_without_effect_are_named_with_the_consequence(tmp_path: Path) -> None:
     for name, parameters in {
-        "features": {"axes": "batch=1:4", "queue_limit": "32", "intra_op_thread_count": "1"},
+        "features": {"axes": "batch=1:4", "queue_limit": "32", "export_engine": "onnxruntime"},
         "backbone": {"axes": "batch=1:4", "session.intra_op.allow_spinning": "1", "speed": "11"},
     }.items():
         (tmp_path / name).mkdir()
