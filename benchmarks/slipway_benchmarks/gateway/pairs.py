@@ -118,7 +118,8 @@ def _events(http: httpx.Client, video_id: str) -> Iterator[tuple[str, dict[str, 
     """Yield name and content of each event of a job."""
     with http.stream("GET", f"/v1/videos/{video_id}/events") as answer:
         for event in EventSource(answer).iter_sse():
-            yield event.event, event.json()
+            if event.data:  # httpx-sse yields comments, which keep the connection alive, after an id.
+                yield event.event, event.json()
 
 
 def fields_of_video(request: TextToVideoRequest) -> dict[str, Any]:

@@ -111,6 +111,8 @@ class GatewayCaller:
         with self._named(), self._http.stream("GET", f"/v1/videos/{video_id}/events") as answer:
             self._check(answer)
             for event in EventSource(answer).iter_sse():
+                if not event.data:
+                    continue  # A comment that keeps the connection alive; httpx-sse yields those after an id.
                 content = event.json()
                 if content.get("deleted"):
                     return

@@ -41,7 +41,7 @@ class Gateway:
         if path.endswith("/content"):
             return httpx.Response(200, content=b"file")
         if path.endswith("/events"):
-            events = [f"data: {json.dumps(each)}\n\n" for each in self.states]
+            events = [f"id: 1\ndata: {json.dumps(each)}\n\n: ping\n\n" for each in self.states]
             return httpx.Response(200, text="".join(events), headers={"content-type": "text/event-stream"})
         if request.method == "GET" and len(self.states) > 1:
             self.states.pop(0)
