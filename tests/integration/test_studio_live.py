@@ -184,17 +184,22 @@ def test_world_is_saved_as_a_file_and_goes_on_from_it(browser: Any, gateway: Gat
 
 def test_world_goes_on_after_its_connection_was_lost(browser: Any, gateway: Gateway, tmp_path: Path) -> None:
     connections: list[tuple[Any, Any]] = []
+    cut: list[Any] = []
+
+    def join(route: Any) -> None:
+        server = route.connect_to_server()
+        route.on_message(lambda message: server in cut or server.send(message))
+        connections.append((route, server))
+
     with opened(browser, f"{gateway.url}/#/world") as page:
-        page.route_web_socket(
-            re.compile("/v1/realtime/video"),
-            lambda route: connections.append((route, route.connect_to_server())),
-        )
+        page.route_web_socket(re.compile("/v1/realtime/video"), join)
         # A page that is left while it loads says that its files did not come.
         expect(page.get_by_role("button", name="Begin").last).to_be_visible()
         page.reload()
         begin_world(page, picture(tmp_path))
         wait_for_frames(page, 9)
         viewer, server = connections[0]
+        cut.append(server)
         server.close()
         viewer.close(code=3001)
         deadline = time.monotonic() + LIMIT_MS / 1000

@@ -151,10 +151,12 @@ export class WorldSession {
     }
     const { model, format } = this.opening;
     this.#send("session.start", { model, format, state: { byte_length: state.size } });
-    for (let start = 0; start < state.size && socket.readyState === WebSocket.OPEN; start += PIECE_BYTES) {
+    for (let start = 0; start < state.size; start += PIECE_BYTES) {
       while (socket.bufferedAmount > MOST_BUFFERED_BYTES)
         await new Promise((resolve) => setTimeout(resolve, 50));
-      socket.send(await state.slice(start, start + PIECE_BYTES).arrayBuffer());
+      const piece = await state.slice(start, start + PIECE_BYTES).arrayBuffer();
+      if (socket.readyState !== WebSocket.OPEN) return;
+      socket.send(piece);
     }
   }
 
