@@ -91,7 +91,7 @@ def make_async_transport(
     """Create the asyncio transport of a protocol, for the event loop that runs."""
     # Imported here so that a program loads only the protocol that it uses.
     if protocol == "grpc":
-        from slipway_client.grpc.transport import AsyncGrpcTransport
+        from slipway_client.grpc.async_transport import AsyncGrpcTransport
 
         return AsyncGrpcTransport(url, connect_timeout_s, tls)
     from slipway_client.http.async_transport import AsyncHttpTransport

@@ -17,7 +17,8 @@ from hostile import answered, grpc_peer, http_peer, once
 
 from slipway_client import AsyncClient, Client, cancellation
 from slipway_client.cancellation import CANCEL_GRACE_S
-from slipway_client.grpc.transport import AsyncGrpcTransport, GrpcTransport
+from slipway_client.grpc.async_transport import AsyncGrpcTransport
+from slipway_client.grpc.transport import GrpcTransport
 from slipway_client.http import messages
 from slipway_client.http.async_transport import AsyncHttpTransport
 from slipway_client.http.transport import HttpTransport
