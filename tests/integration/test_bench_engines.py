@@ -109,6 +109,7 @@ def test_bench_is_refused_before_any_work_when_a_flag_is_wrong(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.long
 def test_chosen_engines_alone_are_measured_and_a_missed_gate_names_each(
     head: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

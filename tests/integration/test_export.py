@@ -329,7 +329,7 @@ def test_export_check_only_places_nothing(checkpoint: Path, tmp_path: Path) -> N
     assert list((tmp_path / "r").iterdir()) == []
 
 
-@pytest.mark.parametrize("precision", [Precision.FP16, Precision.BF16])
+@pytest.mark.parametrize("precision", [Precision.FP16, pytest.param(Precision.BF16, marks=pytest.mark.long)])
 def test_export_in_half_precision_is_close_to_fp32(
     checkpoint: Path, tmp_path: Path, precision: Precision
 ) -> None:

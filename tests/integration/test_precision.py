@@ -58,7 +58,7 @@ def test_integer_graph_is_smaller_and_keeps_the_sensitive_products(
     assert (tmp_path / MODEL).stat().st_size < 0.8 * (repository / MODEL).stat().st_size
 
 
-@pytest.mark.parametrize("precision", [Precision.FP16, Precision.BF16])
+@pytest.mark.parametrize("precision", [Precision.FP16, pytest.param(Precision.BF16, marks=pytest.mark.long)])
 def test_half_graph_keeps_embedders_and_final_projection_in_fp32(
     checkpoint: Path, tmp_path: Path, precision: Precision
 ) -> None:
@@ -82,7 +82,13 @@ def test_standard_dialect_has_no_contrib_operator(checkpoint: Path, tmp_path: Pa
     check_operators(tmp_path / "g.onnx", Engine.TENSORRT, denoiser.label)
 
 
-@pytest.mark.parametrize("precision", [Precision.INT8, Precision.FP8, Precision.INT4])
+@pytest.mark.parametrize(
+    "precision",
+    [
+        Precision.INT8,
+        *(pytest.param(each, marks=pytest.mark.long) for each in (Precision.FP8, Precision.INT4)),
+    ],
+)
 def test_quantized_graph_for_tensorrt_is_in_half_precision_around_its_products(
     checkpoint: Path, tmp_path: Path, precision: Precision
 ) -> None:

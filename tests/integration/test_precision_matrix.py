@@ -32,7 +32,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         ("wan_t2v", "text_encoder", Precision.FP16, Engine.ONNXRUNTIME),
         # ONNX Runtime refuses an attention whose mask is broadcast over the queries.
         pytest.param("matrix_game", "universal", Precision.FP32, Engine.TENSORRT, marks=pytest.mark.long),
-        ("framepack_i2v", "clip_text", Precision.FP32, Engine.TENSORRT),
+        pytest.param("framepack_i2v", "clip_text", Precision.FP32, Engine.TENSORRT, marks=pytest.mark.long),
         ("wakeword_head", "tiny", Precision.INT8, Engine.PORTABLE),
         ("airimu", "stream", Precision.FP64, Engine.TORCH),
         # The activations of modulations saturate.
@@ -40,7 +40,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         # ONNX Runtime fuses float8 products in float32 into operators that do not take them.
         ("wakeword_head", "tiny", Precision.FP8, Engine.TENSORRT),
         # ONNX Runtime has no bfloat16, around which these weights are quantized.
-        ("wan_t2v", "text_encoder", Precision.INT4, Engine.TENSORRT),
+        pytest.param("wan_t2v", "text_encoder", Precision.INT4, Engine.TENSORRT, marks=pytest.mark.long),
     ],
 )
 def test_offered_combination_is_built_and_verified(

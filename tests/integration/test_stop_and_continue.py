@@ -204,7 +204,9 @@ def test_draft_of_a_section_is_sent_when_a_section_is_stopped(server: Server) ->
     assert sum(len(part.pixels) for part in drafts) >= 36
 
 
-@pytest.mark.parametrize("kind", ["euler", "cached", "torch", "torch-int8", "int8"])
+@pytest.mark.parametrize(
+    "kind", ["euler", "cached", "torch", pytest.param("torch-int8", marks=pytest.mark.long), "int8"]
+)
 def test_wan_is_equal_with_every_scheduler_cache_engine_and_precision(
     kind: str, checkpoint: Path, repository: Path, shared: Path, tmp_path: Path
 ) -> None:

@@ -290,7 +290,7 @@ def test_loadtests_suffices_when_a_server_is_soaked(environment: Make) -> None:
     [
         "denoiser --layers 1 --heads 2 --head-dim 24 --ffn-dim 96 --text-dim 32 --text-tokens 16 --size 48x32"
         " --frames 5 --rounds 1 --steps 2 --precision fp32 --no-compile --no-memory",
-        "wakeword --clients 2 --rounds 1 --seconds 0.2 --no-int8",
+        pytest.param("wakeword --clients 2 --rounds 1 --seconds 0.2 --no-int8", marks=pytest.mark.long),
     ],
     ids=lambda line: line.split(maxsplit=1)[0],
 )
