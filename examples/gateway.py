@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import httpx
@@ -28,6 +28,8 @@ _START_S = 60.0
 
 def main() -> None:
     """Start a server and a gateway, make a video by HTTP, and stay in a terminal."""
+    # Otherwise SIGTERM would end this process alone, and leave the gateway.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     shutil.rmtree(OUT, ignore_errors=True)
     OUT.mkdir(parents=True)
     stays = sys.stdout.isatty() and not os.environ.get("CI")
@@ -45,7 +47,8 @@ def main() -> None:
         print(f'  curl {url}/v1/videos -F prompt="{PROMPT}"')
         print()
         print(f"Open {url} in a browser: the studio shows all of this. Ctrl-C ends it.", flush=True)
-        signal.sigwait({signal.SIGINT, signal.SIGTERM})
+        with suppress(KeyboardInterrupt):
+            signal.pause()
 
 
 def _all_models() -> Path:
