@@ -57,7 +57,7 @@ from slipway_serving.protocol.errors import (
     SlipwayError,
     Unrecoverable,
 )
-from slipway_serving.protocol.events import Event, FramesPart, Progress, VideoPart
+from slipway_serving.protocol.events import Event, FramesPart, Picture, Progress, VideoPart
 from slipway_serving.protocol.requests import Request
 from slipway_serving.protocol.turns import Turn
 from slipway_serving.video.fragments import Mp4Fragment
@@ -97,6 +97,7 @@ __all__ = [
     "NotReady",
     "NotTriton",
     "Overloaded",
+    "Picture",
     "Progress",
     "Request",
     "RetryPolicy",

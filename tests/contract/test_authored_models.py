@@ -45,7 +45,7 @@ TENSORS = {
         "prompt_embeds FP32 [*, -1, -1]; attention_mask INT64 [*, -1]",
     ),
     "wan_t2v_tokenizer": ("prompt STRING [*, 1]", "input_ids INT64 [*, -1]; attention_mask INT64 [*, -1]"),
-    "wan_t2v_vae_decoder": ("latents FP32 [1, 16, -1, -1, -1] optional", "frames UINT8 [-1, -1, -1, 3]"),
+    "wan_t2v_vae_decoder": ("latents FP32 [1, -1, -1, -1, -1] optional", "frames UINT8 [-1, -1, -1, 3]"),
     "wan_t2v_denoiser_high": (
         "hidden_states FP32 [-1, 16, -1, -1, -1] optional; timestep FP32 [-1, 1] optional;"
         " encoder_hidden_states FP32 [-1, -1, -1] optional; cache_threshold FP32 [1] optional",

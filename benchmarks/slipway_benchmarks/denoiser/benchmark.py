@@ -33,7 +33,7 @@ from slipway_benchmarks.timing import reason_of, timed
 from slipway_export.checkpoint.checkpoint import Checkpoint
 from slipway_export.graph.dialect import PRECISIONS
 from slipway_export.spec import Engine, Precision
-from slipway_serving.diffusion.noise import make_noise
+from slipway_serving.diffusion.noise import Noise, make_noise
 from slipway_serving.diffusion.schedules import diffusers_schedule
 from slipway_serving.families.wan_t2v.experts import Expert, predict
 from slipway_serving.protocol.errors import SlipwayError, Unrecoverable, raise_all
@@ -274,11 +274,12 @@ class _Run:
         case = self.options.case
         checkpoint = Checkpoint(self.checkpoint, case.name)
         config = checkpoint.config("scheduler/scheduler_config.json")
-        schedule = diffusers_schedule(config, None, self.options.steps, "bench")
+        schedule = diffusers_schedule(config, None, self.options.steps, "bench", Noise(0))
         expert, embeds = Expert(MODEL, case.guidance_scale), self.inputs["encoder_hidden_states"]
         latents = make_noise(case.seed, (1, *case.latents[1:]))
         for timestep in schedule.timesteps:
-            prediction = predict(models, expert, latents, float(timestep), embeds)
+            timesteps = np.full((1, 1), float(timestep), np.float32)
+            prediction = predict(models, expert, latents, timesteps, embeds)
             latents = schedule.step(prediction, timestep, latents)
             yield latents
 

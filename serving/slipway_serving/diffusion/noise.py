@@ -17,6 +17,11 @@ class Noise:
     def __init__(self, seed: int) -> None:
         self._generator = torch.Generator("cpu").manual_seed(seed)
 
+    @property
+    def generator(self) -> torch.Generator:
+        """Generator itself, for a scheduler that draws the noise of its own steps."""
+        return self._generator
+
     @classmethod
     def at(cls, state: NDArray[np.uint8]) -> Noise:
         """Return a generator that continues from a :attr:`state`.

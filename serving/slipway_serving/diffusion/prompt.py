@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,9 +13,33 @@ from slipway_serving.runtime.interruption import Interruption
 from slipway_serving.runtime.program import Models, text_tensor
 
 
+@dataclass(frozen=True)
+class EncodedPrompts:
+    """Embeddings of prompts, and which rows of them are tokens.
+
+    Args:
+        embeds: Embeddings, [texts, rows, width], float32; rows beyond a prompt's own tokens are zero.
+        mask: True for the rows of a prompt's own tokens, [texts, rows].
+    """
+
+    embeds: NDArray[np.float32]
+    mask: NDArray[np.bool_]
+
+
 def encode_prompts(
     texts: Mapping[str, str], model: str, rows: int, models: Models, interruption: Interruption, where: str
 ) -> NDArray[np.float32]:
+    """Encode prompts for a network that attends to all rows; see :func:`encode_masked_prompts`.
+
+    Returns:
+        Embeddings, [texts, rows, width], float32; rows beyond a prompt's own tokens are zero.
+    """
+    return encode_masked_prompts(texts, model, rows, models, interruption, where).embeds
+
+
+def encode_masked_prompts(
+    texts: Mapping[str, str], model: str, rows: int, models: Models, interruption: Interruption, where: str
+) -> EncodedPrompts:
     """Encode prompts with one call each; they never share a batch.
 
     Args:
@@ -28,13 +53,13 @@ def encode_prompts(
         where: Name of the model or request, for messages.
 
     Returns:
-        Embeddings, [texts, rows, width], float32; rows beyond a prompt's own tokens are zero.
+        Embeddings and the mask for a network that attends to a prompt's own tokens only.
 
     Raises:
         InvalidRequest: The prompt model refuses a prompt; the message names its field.
         Unrecoverable: The embeddings are not finite.
     """
-    embeds = []
+    embeds, tokens = [], []
     for field, text in texts.items():
         interruption.check(f"before encoding {field}")
         try:
@@ -48,7 +73,8 @@ def encode_prompts(
                 " try another precision of the export"
             )
         embeds.append(padded)
-    return np.stack(embeds)
+        tokens.append(int(found["attention_mask"].sum()))
+    return EncodedPrompts(np.stack(embeds), np.arange(rows) < np.array(tokens)[:, None])
 
 
 def pad_rows(embeds: NDArray[np.float32], tokens: int, rows: int) -> NDArray[np.float32]:

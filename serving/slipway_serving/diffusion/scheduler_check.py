@@ -2,7 +2,9 @@
 
 An export calls :func:`check_scheduler` before any work, and a served pipeline calls it while it loads, so
 that no request is the first to try a configuration. The scheduler takes several numbers of steps along a
-constant flow, where the result is known: a scheduler for flows ends at the clean latents.
+flow that leads to known clean latents, where a scheduler for flows ends. The flow is constant for a scheduler
+whose steps draw no numbers. A stochastic scheduler leaves its path with each step; at any place the flow then
+leads from there to the clean latents. All random numbers must come from the request's noise.
 """
 
 from __future__ import annotations
@@ -13,12 +15,14 @@ from typing import Any
 
 import torch
 
+from slipway_serving.diffusion.noise import Noise
 from slipway_serving.diffusion.schedules import Schedule, scheduler_class
 from slipway_serving.protocol.diffusion.fields import MAX_STEPS
 from slipway_serving.protocol.errors import InvalidRequest, raise_all
 
-Make = Callable[[Mapping[str, Any], int], Schedule]
-"""Builds the schedule of a configuration for a number of steps, as the pipeline builds it for a request."""
+Make = Callable[[Mapping[str, Any], int, Noise], Schedule]
+"""Builds the schedule of a configuration for a number of steps and the noise of a request, as the pipeline
+builds it for a request."""
 
 STEP_COUNTS = (1, 2, 40, MAX_STEPS)
 SUPPORTED = (
@@ -29,7 +33,9 @@ SUPPORTED = (
 _FLOW_VALUES: Mapping[str, Any] = {"prediction_type": "flow_prediction", "use_flow_sigmas": True}
 # Largest share of the noise that may be left, since schedules begin a little below a noise level of 1.
 _MAX_RESIDUAL_NOISE = 0.05
-_SHAPE = (1, 4, 1, 2, 2)
+
+
+_CLEAN, _NOISE = torch.randn((2, 1, 4, 1, 2, 2), generator=torch.Generator().manual_seed(0))
 
 
 def check_scheduler(config: Mapping[str, Any], make: Make, where: str) -> None:
@@ -115,34 +121,46 @@ class _Unusable(Exception):
 
 
 def _check_steps(config: Mapping[str, Any], make: Make, steps: int) -> None:
-    """Take a number of steps twice; raise _Unusable if the result is wrong or differs."""
+    """Take a number of steps several times; raise _Unusable if the result is wrong or differs."""
+
+    def run(seed: int, ambient_seed: int, *, is_stochastic: bool = False) -> torch.Tensor:
+        return _residual(make(config, steps, Noise(seed)), ambient_seed, is_stochastic)
+
     try:
-        residual, repeated = (_residual_noise(make(config, steps), seed) for seed in (0, 1))
+        residual, repeated, other = run(0, 0), run(0, 1), run(1, 0)
+        is_stochastic = not torch.equal(residual, other)
+        if is_stochastic:
+            residual, repeated = (run(0, ambient, is_stochastic=True) for ambient in (0, 1))
     except Exception as error:  # The errors of diffusers have no common base.
         reason = " ".join(str(error).split())[:300]
         raise _Unusable(f"{steps} steps end with {type(error).__name__}: {reason}") from error
-    if residual != repeated:
+    if not torch.equal(residual, repeated):
         raise _Unusable(
             f"its steps draw random numbers that do not depend on the request's seed ({steps} steps)"
         )
-    if not residual < _MAX_RESIDUAL_NOISE:
-        raise _Unusable(
-            f"{steps} steps along a constant flow must remove the noise, but {residual:.3g} of it is left"
-        )
+    left = float(residual.norm() / (_NOISE - _CLEAN).norm())
+    if not left < _MAX_RESIDUAL_NOISE:
+        flow = "a flow to known latents" if is_stochastic else "a constant flow"
+        raise _Unusable(f"{steps} steps along {flow} must remove the noise, but {left:.3g} of it is left")
 
 
-def _residual_noise(schedule: Schedule, seed: int) -> float:
-    """Return the share of the noise that a schedule leaves along a constant flow.
+def _residual(schedule: Schedule, ambient_seed: int, is_stochastic: bool) -> torch.Tensor:
+    """Return the noise that a schedule leaves in the latents.
 
     Args:
         schedule: The schedule; the call uses it up.
-        seed: Seed of torch's own random numbers, which no scheduler should use.
+        ambient_seed: Seed of torch's own random numbers, which no scheduler should use.
+        is_stochastic: True if the flow leads to the clean latents from wherever the steps have gone.
     """
-    generator = torch.Generator().manual_seed(0)
-    clean, noise = torch.randn((2, *_SHAPE), generator=generator)
-    latents = noise
+    latents: torch.Tensor = _NOISE
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        for timestep in schedule.timesteps:
-            latents = schedule.step(noise - clean, timestep, latents)
-    return float((latents - clean).norm() / (noise - clean).norm())
+        torch.manual_seed(ambient_seed)
+        for step, timestep in enumerate(schedule.timesteps):
+            flow = _NOISE - _CLEAN
+            if is_stochastic:
+                # `clean` is latents - sigma * prediction, so a prediction of ones gives sigma.
+                ones = torch.ones_like(latents)
+                flow = (latents - _CLEAN) / (latents - schedule.clean(ones, step, latents))
+            latents = schedule.step(flow, timestep, latents)
+    left: torch.Tensor = latents - _CLEAN
+    return left

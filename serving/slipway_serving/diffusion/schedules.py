@@ -54,15 +54,17 @@ class DiffusersSchedule:
         scheduler: Scheduler from :func:`make_scheduler`; the steps change its state.
         steps: Number of steps.
         where: Name of the model or request, for messages.
+        noise: Noise of the request, from which a stochastic scheduler draws that of its steps.
         timing: Further arguments of the scheduler's ``set_timesteps``, such as ``mu``.
 
     Raises:
         Unrecoverable: The scheduler takes another number of steps.
     """
 
-    def __init__(self, scheduler: Any, steps: int, where: str, **timing: Any) -> None:
+    def __init__(self, scheduler: Any, steps: int, where: str, noise: Noise, **timing: Any) -> None:
         self.config = scheduler.config
-        self._scheduler, self._where = scheduler, where
+        self._scheduler, self._where, self._noise = scheduler, where, noise
+        self._takes_generator = "generator" in inspect.signature(scheduler.step).parameters
         scheduler.set_timesteps(steps, **timing)
         scheduler.set_begin_index(0)
         self.timesteps: Sequence[torch.Tensor] = scheduler.timesteps
@@ -117,7 +119,8 @@ class DiffusersSchedule:
             return
         trial = copy.deepcopy(self._scheduler)
         try:
-            after = trial.step(torch.zeros_like(latents), self.timesteps[step], latents, return_dict=False)[0]
+            # The trial must not use up numbers of the request's own generator.
+            after = self._advance(trial, Noise(0), torch.zeros_like(latents), self.timesteps[step], latents)
         except Exception as error:  # The errors of diffusers have no common base.
             raise ValueError(f"the scheduler cannot take step {step + 1}: {str(error)[:200]}") from error
         if after.shape != latents.shape:
@@ -137,7 +140,18 @@ class DiffusersSchedule:
 
     def step(self, prediction: torch.Tensor, timestep: torch.Tensor, latents: torch.Tensor) -> torch.Tensor:
         """Return the latents after a step; the steps must come in order."""
-        after: torch.Tensor = self._scheduler.step(prediction, timestep, latents, return_dict=False)[0]
+        return self._advance(self._scheduler, self._noise, prediction, timestep, latents)
+
+    def _advance(
+        self,
+        scheduler: Any,
+        noise: Noise,
+        prediction: torch.Tensor,
+        timestep: torch.Tensor,
+        latents: torch.Tensor,
+    ) -> torch.Tensor:
+        random = {"generator": noise.generator} if self._takes_generator else {}
+        after: torch.Tensor = scheduler.step(prediction, timestep, latents, return_dict=False, **random)[0]
         return after
 
 
@@ -219,10 +233,36 @@ def make_scheduler(config: Mapping[str, Any], flow_shift: float | None, where: s
 
 
 def diffusers_schedule(
-    config: Mapping[str, Any], flow_shift: float | None, steps: int, where: str, **timing: Any
+    config: Mapping[str, Any], flow_shift: float | None, steps: int, where: str, noise: Noise, **timing: Any
 ) -> DiffusersSchedule:
     """Build the schedule of one request; see :func:`make_scheduler` and :class:`DiffusersSchedule`."""
-    return DiffusersSchedule(make_scheduler(config, flow_shift, where), steps, where, **timing)
+    return DiffusersSchedule(make_scheduler(config, flow_shift, where), steps, where, noise, **timing)
+
+
+def listed_schedule(
+    config: Mapping[str, Any], steps: Sequence[int], flow_shift: float | None, where: str, noise: Noise
+) -> DiffusersSchedule:
+    """Build the schedule of a network that was distilled to a few given steps, with Euler's method.
+
+    This is the schedule of lightx2v's step distillation: the timesteps are sigmas before the shift, times the
+    number of training steps.
+
+    Args:
+        config: Contents of the checkpoint's scheduler_config.json, which gives what is not listed.
+        steps: Timesteps before the shift, descending, e.g. (1000, 750, 500, 250).
+        flow_shift: Shift; None for the checkpoint's own.
+        where: Name of the model or request, for messages.
+        noise: Noise of the request.
+    """
+    train_steps = int(config.get("num_train_timesteps", 1000))
+    shift = config.get("flow_shift", config.get("shift", 1.0)) if flow_shift is None else flow_shift
+    euler = {
+        "_class_name": "FlowMatchEulerDiscreteScheduler",
+        "num_train_timesteps": train_steps,
+        "shift": shift,
+    }
+    sigmas = [step / train_steps for step in steps]
+    return diffusers_schedule(euler, None, len(steps), where, noise, sigmas=sigmas)
 
 
 class FewStep:

@@ -223,6 +223,28 @@ class VideoPart(Event):
         return _from_base64(self.video, "video") if form.endswith(BASE64) else self.video
 
 
+@dataclass(frozen=True)
+class Picture(Event):
+    """Finished picture, the whole result of a request.
+
+    Attributes:
+        picture: Pixels, [height, width, 3], uint8, RGB.
+        elapsed_s: Time since the work began, in seconds.
+        height: Height of the picture, in pixels; set from `picture`.
+        width: Width of the picture, in pixels; set from `picture`.
+    """
+
+    known_by: ClassVar[tuple[str, ...]] = ("picture",)
+
+    picture: Annotated[Pixels, Array("uint8", ("height", "width", 3), "RGB pixels")]
+    elapsed_s: Annotated[float, _ELAPSED]
+    height: Annotated[int | None, _HEIGHT] = None
+    width: Annotated[int | None, _WIDTH] = None
+
+    def __post_init__(self) -> None:
+        _set_size(self, self.picture)
+
+
 def tensors(event: Event) -> dict[str, NDArray[Any]]:
     """Return an event's output tensors by field name, without fields that are None.
 
@@ -399,7 +421,7 @@ def _axis(axis: int | str, name: str, response: Mapping[str, NDArray[Any]], wher
     return int(size_tensor.reshape(-1)[0])
 
 
-def _set_size(event: Progress | FramesPart, pixels: Pixels | None) -> None:
+def _set_size(event: Progress | FramesPart | Picture, pixels: Pixels | None) -> None:
     """Set an event's height and width from its pixels."""
     if pixels is not None:
         object.__setattr__(event, "height", pixels.shape[-3])

@@ -115,6 +115,18 @@ class BatchProgram(Program, Protocol):
 
 
 @runtime_checkable
+class CheckedProgram(Protocol):
+    """Program class that can tell from its model's files whether it will load, without loading anything.
+
+    An export asks before it places the model, so that no server is the first to refuse the files.
+    """
+
+    @staticmethod
+    def check_files(settings: Settings) -> None:
+        """Raise InvalidRequest if the program cannot serve the files of its model."""
+
+
+@runtime_checkable
 class ReadinessProgram(Program, Protocol):
     """Program that knows whether it can answer, beyond what the adapter knows of its process."""
 

@@ -35,7 +35,7 @@ ORIGIN = Origin("weights", "files", {"denoiser": "onnxruntime fp32"})
 
 
 def schedule(name: str) -> DiffusersSchedule:
-    return DiffusersSchedule(SCHEDULERS[name](), STEPS, "test")
+    return DiffusersSchedule(SCHEDULERS[name](), STEPS, "test", Noise(0))
 
 
 def step(plan: Any, number: int, latents: torch.Tensor) -> torch.Tensor:

@@ -79,7 +79,7 @@ def test_schedule_of_diffusers_gives_its_timesteps_and_steps() -> None:
     config["_class_name"] = "FlowMatchEulerDiscreteScheduler"
     theirs = FlowMatchEulerDiscreteScheduler.from_config(config)
     theirs.set_timesteps(4, mu=1.5)
-    ours = diffusers_schedule(config, None, 4, "x", mu=1.5)
+    ours = diffusers_schedule(config, None, 4, "x", Noise(0), mu=1.5)
     latents = expected = make_noise(0, SHAPE)
     for timestep, wanted in zip(ours.timesteps, theirs.timesteps, strict=True):
         assert timestep == wanted
@@ -94,7 +94,7 @@ def test_schedule_is_refused_when_the_scheduler_takes_another_number_of_steps() 
             super().set_timesteps(steps + 1)
 
     with pytest.raises(Unrecoverable, match="x: the scheduler must take 3 steps, got 4"):
-        DiffusersSchedule(Stubborn(), 3, "x")
+        DiffusersSchedule(Stubborn(), 3, "x", Noise(0))
 
 
 def test_noise_goes_on_from_block_to_block() -> None:
@@ -194,7 +194,11 @@ UNIPC = {
 def test_latents_stay_finite_for_the_ends_of_what_a_request_may_ask(
     config: dict[str, object], shift: float, steps: int
 ) -> None:
-    schedule, latents, noise = diffusers_schedule(config, shift, steps, "x"), make_noise(0, SHAPE), Noise(1)
+    schedule, latents, noise = (
+        diffusers_schedule(config, shift, steps, "x", Noise(0)),
+        make_noise(0, SHAPE),
+        Noise(1),
+    )
     for timestep in schedule.timesteps:
         branches = torch.cat([noise.next(SHAPE), noise.next(SHAPE)])
         latents = schedule.step(combine_branches(branches, MAX_GUIDANCE_SCALE), timestep, latents)

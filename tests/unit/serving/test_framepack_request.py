@@ -18,7 +18,6 @@ from slipway_cli import options
 from slipway_client.results import Assembler, Video
 from slipway_serving.families.framepack_i2v.facts import Picture
 from slipway_serving.families.framepack_i2v.picture import (
-    crop_and_resize,
     to_image_encoder_input,
     to_vae_input,
 )
@@ -30,6 +29,7 @@ from slipway_serving.protocol.images import pixels
 from slipway_serving.runtime.interruption import Interruption
 from slipway_serving.video import delivery
 from slipway_serving.video.delivery import fragment_parts
+from slipway_serving.video.pictures import crop_and_resize
 
 PICTURE = np.random.default_rng(0).integers(0, 256, (60, 90, 3), np.uint8)
 PROMPT = "prompt must be some text of at most 16384 characters"

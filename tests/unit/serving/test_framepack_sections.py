@@ -150,7 +150,7 @@ def ours(sections: int, order: str) -> Made:
     noise = Noise(SEED)
     made = Made(np.full((sections * 36 + 1, SIDE, SIDE, 3), np.nan), [], [])
     for _ in range(sections):
-        schedule = schedule_of(FACTS, STEPS, (SIDE, SIDE))
+        schedule = schedule_of(FACTS, STEPS, (SIDE, SIDE), Noise(0))
         latents = noise.next((1, 4, SECTION_FRAMES, SIDE, SIDE))
         for timestep in schedule.timesteps:
             told = {

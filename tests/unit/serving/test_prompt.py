@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from slipway_serving.diffusion.prompt import encode_prompts, pad_rows
+from slipway_serving.diffusion.prompt import encode_masked_prompts, encode_prompts, pad_rows
 from slipway_serving.protocol.errors import InvalidRequest, Unrecoverable
 from slipway_serving.runtime.in_process import InProcessModels
 from slipway_serving.runtime.interruption import Interruption
@@ -40,6 +40,14 @@ def test_prompts_are_stacked_with_zeros_beyond_their_own_tokens() -> None:
     assert found.shape == (2, 6, 2)
     assert found[0, :, 0].tolist() == [97, 98, 99, 0, 0, 0]
     assert not found[1].any()
+
+
+def test_mask_covers_the_tokens_of_each_prompt() -> None:
+    texts = {"prompt": "abc", "negative_prompt": "", "long": "abcdef"}
+    found = encode_masked_prompts(texts, "encoder", 6, Encoder(), NOBODY, "world")
+    assert found.mask.sum(axis=1).tolist() == [3, 0, 6]
+    assert found.mask[0].tolist() == [True, True, True, False, False, False]
+    assert np.array_equal(found.embeds, encode(**texts))
 
 
 def test_padding_keeps_a_prompt_that_fills_all_rows() -> None:

@@ -71,13 +71,8 @@ def test_schedule_that_follows_the_size_is_taken_for_framepack_alone() -> None:
             " or UniPC.*; got EulerDiscreteScheduler: ",
         ),
         ({"_class_name": "HeunDiscreteScheduler"}, "_class_name must be .*; got HeunDiscreteScheduler: "),
-        ({"_class_name": "LTXEulerAncestralRFScheduler"}, "_class_name must be .* got LTXEulerAncestral"),
         (UNIPC | {"prediction_type": "epsilon"}, "prediction_type must be 'flow_prediction', .* 'epsilon'"),
         (UNIPC | {"use_flow_sigmas": False}, "use_flow_sigmas must be True, .* got False"),
-        (
-            EULER | {"stochastic_sampling": True},
-            "stochastic_sampling must be False, .* got True: its steps draw random numbers",
-        ),
         (EULER | {"invert_sigmas": True}, "invert_sigmas must be False, .* got True: "),
         (EULER | {"shift": "5"}, "shift must be of type float, such as 1.0, got '5'"),
         (EULER | {"num_train_timesteps": [1000]}, r"num_train_timesteps must be of type int.* got \[1000\]"),

@@ -100,9 +100,14 @@ class VideoProgram(ABC, Generic[R]):
             InvalidRequest: The request does not fit the exported models.
         """
 
+    @property
+    def defaults(self) -> Mapping[str, int | float]:
+        """Values of fields that a request leaves out, where the checkpoint has its own; none by default."""
+        return {}
+
     def run(self, call: Call) -> Responses:
         """Yield the responses to a request: progress, then the result, or a state and notice of a stop."""
-        request, state = continued_request(self.request, call.tensors, self._model)
+        request, state = continued_request(self.request, call.tensors, self._model, self.defaults)
         limit_s = getattr(request, "timeout_s", None)
         interruption = Interruption(
             self._model, call.is_cancelled, call.limit_s if limit_s is None else limit_s

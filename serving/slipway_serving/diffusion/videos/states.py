@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -75,7 +76,10 @@ def request_values(request: DenoisingRequest) -> dict[str, Any]:
 
 
 def continued_request(
-    kind: type[R], tensors: Mapping[str, NDArray[Any]], where: str
+    kind: type[R],
+    tensors: Mapping[str, NDArray[Any]],
+    where: str,
+    defaults: Mapping[str, int | float] = MappingProxyType({}),
 ) -> tuple[R, DenoisingState | None]:
     """Decode a request, and the state from which it continues.
 
@@ -85,12 +89,18 @@ def continued_request(
         kind: Class of the request.
         tensors: Arrays by field name.
         where: Name of the pipeline, for messages.
+        defaults: Values of fields that are left out without a state, where the request's own do not hold.
 
     Raises:
         InvalidRequest: A field or the state is invalid, or a field differs that must not change.
     """
     if FIELD not in tensors:
-        return decode(kind, tensors, where), None
+        own = {
+            field.name: field.encode(defaults[field.name])
+            for field in fields_of(kind)
+            if field.name in defaults
+        }
+        return decode(kind, {**own, **tensors}, where), None
     field = next(field for field in fields_of(kind) if field.name == FIELD)
     raw, problem = field.decode(tensors[FIELD])
     raise_all(where, [problem or field.problem(raw)] if problem or field.problem(raw) else [])

@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 from slipway_serving.diffusion.noise import Noise
 from slipway_serving.families.framepack_i2v.facts import Facts
 from slipway_serving.families.framepack_i2v.picture import (
-    crop_and_resize,
     to_image_encoder_input,
     to_vae_input,
 )
 from slipway_serving.protocol.errors import InvalidRequest, Unrecoverable
 from slipway_serving.runtime.interruption import Interruption
 from slipway_serving.runtime.program import Models
+from slipway_serving.video.pictures import crop_and_resize
 
 Answer = dict[str, NDArray[Any]]
 

@@ -6,31 +6,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipway_serving.families.framepack_i2v.facts import Picture
+from slipway_serving.video.pictures import to_encoder_input
 
 Samples = NDArray[np.float32]
 
 
-def crop_and_resize(pixels: NDArray[np.uint8], size_px: tuple[int, int]) -> NDArray[np.uint8]:
-    """Crop a picture around its centre to a video's aspect, and resize it as diffusers' VideoProcessor does.
-
-    Args:
-        pixels: Picture, [height, width, 3], RGB.
-        size_px: Height and width of the video.
-
-    Returns:
-        Pixels, [*size_px, 3].
-    """
-    from PIL import Image, ImageOps
-
-    height, width = size_px
-    fit = ImageOps.fit(Image.fromarray(pixels), (width, height), method=Image.Resampling.LANCZOS)
-    return np.array(fit, np.uint8)
-
-
 def to_vae_input(pixels: NDArray[np.uint8]) -> Samples:
     """Convert pixels [height, width, 3] to the VAE's input, [1, 3, 1, height, width] in [-1, 1]."""
-    planes = pixels.transpose(2, 0, 1)[None, :, None].astype(np.float32)
-    return np.ascontiguousarray(planes / np.float32(255) * 2 - 1)
+    return to_encoder_input(pixels)[:, :, None]
 
 
 def to_image_encoder_input(pixels: NDArray[np.uint8], picture: Picture) -> Samples:

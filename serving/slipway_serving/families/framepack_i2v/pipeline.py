@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from slipway_serving.diffusion.first_block_cache import predict_branches
 from slipway_serving.diffusion.guidance import guidance_embedding
+from slipway_serving.diffusion.noise import Noise
 from slipway_serving.diffusion.scheduler_check import check_scheduler
 from slipway_serving.diffusion.schedules import DiffusersSchedule, diffusers_schedule
 from slipway_serving.diffusion.videos.loop import denoise_video, finished_video
@@ -70,6 +71,11 @@ class ImageToVideo(VideoProgram[ImageToVideoRequest]):
         super().__init__(settings)
         self._facts = Facts.read(settings.folder)
         _check(self._facts)
+
+    @staticmethod
+    def check_files(settings: Settings) -> None:
+        """Check the facts of the export."""
+        _check(Facts.read(settings.folder))
 
     def make_video(self, request: ImageToVideoRequest, tools: Tools) -> DenoisedVideo:
         """Return the video of a request; see :class:`FramePackVideo`."""
@@ -122,7 +128,7 @@ class FramePackVideo(DenoisedVideo):
 
     def schedule(self) -> DiffusersSchedule:
         """Return the schedule of a section."""
-        return schedule_of(self._facts, self._request.steps, self._latent_size)
+        return schedule_of(self._facts, self._request.steps, self._latent_size, self._tools.noise)
 
     def first_latents(self) -> torch.Tensor:
         """Return the next noise of the seed."""
@@ -282,13 +288,14 @@ def limits_of(facts: Facts) -> Limits:
     return Limits(pixels("token_height"), pixels("token_width"), facts.first_block_cache)
 
 
-def schedule_of(facts: Facts, steps: int, latent_size: tuple[int, int]) -> DiffusersSchedule:
+def schedule_of(facts: Facts, steps: int, latent_size: tuple[int, int], noise: Noise) -> DiffusersSchedule:
     """Return the schedule of a section, as diffusers' pipeline makes it.
 
     Args:
         facts: Facts of the checkpoint.
         steps: Number of denoising steps of the section.
         latent_size: Height and width of the latents, on which the shift of some schedulers depends.
+        noise: Noise of the request.
     """
     config = facts.scheduler
     fewest, most = config.get("base_image_seq_len", 256), config.get("max_image_seq_len", 4096)
@@ -298,7 +305,7 @@ def schedule_of(facts: Facts, steps: int, latent_size: tuple[int, int]) -> Diffu
     slope = (high - low) / (most - fewest)
     mu = min(low + slope * (tokens - fewest), _LARGEST_MU)
     sigmas = np.linspace(1.0, 0.0, steps + 1)[:-1]
-    return diffusers_schedule(config, None, steps, WHERE, sigmas=sigmas, mu=mu)
+    return diffusers_schedule(config, None, steps, WHERE, noise, sigmas=sigmas, mu=mu)
 
 
 def check_schedules(facts: Facts, where: str) -> None:
@@ -315,8 +322,10 @@ def check_schedules(facts: Facts, where: str) -> None:
     height, width = facts.axes["token_height"], facts.axes["token_width"]
     for size in {(patch * height[i], patch * width[i]) for i in (0, -1)}:
 
-        def make(config: Mapping[str, Any], steps: int, size: tuple[int, int] = size) -> DiffusersSchedule:
-            return schedule_of(replace(facts, scheduler=config), steps, size)
+        def make(
+            config: Mapping[str, Any], steps: int, noise: Noise, size: tuple[int, int] = size
+        ) -> DiffusersSchedule:
+            return schedule_of(replace(facts, scheduler=config), steps, size, noise)
 
         check_scheduler(facts.scheduler, make, where)
 

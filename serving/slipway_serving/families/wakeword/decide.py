@@ -39,6 +39,14 @@ class CheckedClips:
     words: list[tuple[str, ...]]
 
 
+def _extractor(settings: Settings) -> Extractor:
+    """Return the feature extractor of a model's folder."""
+    try:
+        return Extractor(settings.folder)
+    except InvalidRequest as error:
+        raise InvalidRequest(f"{settings.model}: {error}") from None
+
+
 class WakewordDecide(BatchOfOne):
     """Program that answers a :class:`DecideRequest` with :class:`Decisions` of the heads.
 
@@ -50,10 +58,12 @@ class WakewordDecide(BatchOfOne):
     def __init__(self, settings: Settings) -> None:
         self._model = settings.model
         self._heads = Heads(settings.repository, settings.model)
-        try:
-            self._extract = Extractor(settings.folder)
-        except InvalidRequest as error:
-            raise InvalidRequest(f"{self._model}: {error}") from None
+        self._extract = _extractor(settings)
+
+    @staticmethod
+    def check_files(settings: Settings) -> None:
+        """Check the parameters of the feature extractor, which the export copied."""
+        _extractor(settings)
 
     def run_batch(self, calls: Sequence[Call]) -> list[Tensors | SlipwayError]:
         """Return the decisions for each call's rows, or the call's error."""

@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from slipway_serving.families.wakeword.words import WORD_RULE, is_word, quoted_word
+from slipway_serving.families.wakeword.words import WORD_RULE, is_word, like, quoted_word
 from slipway_serving.protocol.events import Event
 from slipway_serving.protocol.fields import BATCH, Array, Rule
 from slipway_serving.protocol.requests import Request
@@ -57,7 +57,7 @@ _SAMPLE_RATE = Array(
 _NAMES = Rule(
     WORD_RULE,
     lambda names: all(is_word(name) for name in _texts(names)),
-    lambda _: "hey_jarvis",
+    lambda names: next(like(name) for name in _texts(names) if not is_word(name)),
     "wake words",
     format_value=lambda names: next(quoted_word(name) for name in _texts(names) if not is_word(name)),
 )

@@ -34,8 +34,14 @@ def check_word(name: str, where: str) -> str:
         InvalidRequest: The name breaks the rule.
     """
     if not is_word(name):
-        raise InvalidRequest(f"{where}: word must be {WORD_RULE}, got {quoted_word(name)}; try hey_jarvis")
+        raise InvalidRequest(f"{where}: word must be {WORD_RULE}, got {quoted_word(name)}; try {like(name)}")
     return name
+
+
+def like(name: str) -> str:
+    """Return the name that a wake word may have instead, made from its text: ``hey_computer``."""
+    made = re.sub(r"[^a-z0-9_-]+", "_", name.lower()).strip("_-")[:64]
+    return made if is_word(made) else "hey_jarvis"
 
 
 def quoted_word(name: str) -> str:

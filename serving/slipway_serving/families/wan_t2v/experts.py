@@ -54,7 +54,7 @@ def predict(
     models: Models,
     expert: Expert,
     latents: torch.Tensor,
-    timestep: float,
+    timesteps: NDArray[np.float32],
     embeds: NDArray[np.float32],
     cache: FirstBlockCache | None = None,
 ) -> torch.Tensor:
@@ -63,18 +63,19 @@ def predict(
     Args:
         models: Access to the denoiser.
         expert: Denoiser and its guidance scale.
-        latents: Latents, [1, channels, latent frames, height / 8, width / 8], float32.
-        timestep: Timestep of the scheduler.
+        latents: Input of the denoiser: latents, [1, channels, latent frames, latent height, latent width],
+            float32.
+        timesteps: Timestep, [1, 1], or that of each latent frame, [1, latent frames], float32.
         embeds: Embeddings, [1 or 2, text tokens, width], float32: the prompt's, then the negative prompt's.
         cache: First-block cache that calls the denoiser branch by branch; None calls it through `models`.
 
     Returns:
-        The prediction, same shape as the latents, float32.
+        The prediction, in the shape of the latents without further channels, float32.
     """
     branches = len(embeds)
     tensors = {
         "hidden_states": np.repeat(latents.numpy(), branches, axis=0),
-        "timestep": np.full((branches, 1), timestep, np.float32),
+        "timestep": np.repeat(timesteps, branches, axis=0),
         "encoder_hidden_states": embeds,
     }
     return combine_branches(

@@ -7,12 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from slipway_serving.families.wan_t2v.request import Limits
+from slipway_serving.families.wan_t2v.request import Limits, listed_defaults
 from slipway_serving.protocol.errors import InvalidRequest
 from slipway_serving.runtime.json_facts import read_facts
 from slipway_serving.video.preview import LatentRgb
 
 Range = tuple[int, int, int]
+
+TEXT, FIRST_FRAME, CHANNELS = "text", "first_frame", "channels"
+CONDITIONINGS = (TEXT, FIRST_FRAME, CHANNELS)
+"""How a checkpoint is conditioned besides the prompt: not at all; by a clean first latent frame with timestep
+0 (Wan2.2-TI2V); by further channels of the latents and a mask of the known frames (Wan2.2-I2V)."""
 
 
 @dataclass(frozen=True)
@@ -26,12 +31,21 @@ class Axes:
 
 @dataclass(frozen=True)
 class ModelNames:
-    """Names of the served models that the pipeline calls; denoiser_low is None for Wan2.1 checkpoints."""
+    """Names of the served models that the pipeline calls.
+
+    Attributes:
+        prompt: Prompts to embeddings.
+        denoiser_high: Denoiser of the higher noise levels, or of all.
+        denoiser_low: Denoiser of the lower noise levels; None for checkpoints with one denoiser.
+        vae_decoder: Latents to frames.
+        vae_encoder: Picture to latents; None for checkpoints that take no picture.
+    """
 
     prompt: str
     denoiser_high: str
     denoiser_low: str | None
     vae_decoder: str
+    vae_encoder: str | None = None
 
 
 @dataclass(frozen=True)
@@ -50,9 +64,14 @@ class PipelineFacts:
         latent_rgb: Map from latents to colours, for previews.
         models: Names of the models to call.
         first_block_cache: True if the denoisers have a first-block cache.
+        conditioning: Kind of conditioning, one of :data:`CONDITIONINGS`.
+        steps_list: Timesteps before the shift, descending, that requests for as many steps take; empty for
+            networks that take the scheduler's.
+        flow_shift: Shift of the noise schedule by default; None for the scheduler's own.
 
     Raises:
-        InvalidRequest: There is a boundary without a second denoiser, or the other way round.
+        InvalidRequest: There is a boundary without a second denoiser, or the other way round; or the
+            conditioning is unknown, or has no encoder of pictures.
     """
 
     scheduler: Mapping[str, Any]
@@ -66,6 +85,9 @@ class PipelineFacts:
     latent_rgb: LatentRgb
     models: ModelNames
     first_block_cache: bool = False
+    conditioning: str = TEXT
+    steps_list: tuple[int, ...] = ()
+    flow_shift: float | None = None
 
     def __post_init__(self) -> None:
         if (self.boundary_ratio is None) != (self.models.denoiser_low is None):
@@ -73,6 +95,21 @@ class PipelineFacts:
                 f"pipeline.json: boundary_ratio must be given exactly when there is a denoiser_low, "
                 f"got {self.boundary_ratio} and {self.models.denoiser_low}; try exporting again"
             )
+        if self.conditioning not in CONDITIONINGS:
+            raise InvalidRequest(
+                f"pipeline.json: conditioning must be one of {', '.join(CONDITIONINGS)}, got"
+                f" {self.conditioning!r}; try exporting again with this version"
+            )
+        if (self.conditioning == TEXT) != (self.models.vae_encoder is None):
+            raise InvalidRequest(
+                "pipeline.json: vae_encoder must be given exactly when the checkpoint takes pictures, got"
+                f" {self.models.vae_encoder} with conditioning {self.conditioning}; try exporting again"
+            )
+
+    @property
+    def defaults(self) -> Mapping[str, int | float]:
+        """Values of the request's fields that are left out, where they differ from the request's own."""
+        return listed_defaults(self.steps_list)
 
     @classmethod
     def read(cls, path: Path) -> PipelineFacts:
@@ -95,4 +132,7 @@ class PipelineFacts:
             width=pixels(self.axes.token_width, self.patch_size[2]),
             two_experts=self.models.denoiser_low is not None,
             first_block_cache=self.first_block_cache,
+            pixels_per_token=spatial * self.patch_size[1],
+            takes_image=self.conditioning != TEXT,
+            needs_image=self.conditioning == CHANNELS,
         )

@@ -1,8 +1,9 @@
-"""The program wan_t2v, which generates a video from a text.
+"""The program wan_t2v, which generates a video from a text, or from a text and a picture.
 
 encode -> denoise (one Progress per step) -> decode (latent by latent) -> deliver. The shared program
 (:mod:`slipway_serving.diffusion.videos.program`) runs the loop, stops and continues it; here is what is Wan's
-own: the prompts, the choice of the denoiser in each step with its guidance, and the decoder.
+own: the prompts, the picture that conditions the video, the choice of the denoiser in each step with its
+guidance, and the decoder.
 """
 
 from __future__ import annotations
@@ -17,13 +18,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from slipway_serving.diffusion.noise import Noise
 from slipway_serving.diffusion.prompt import encode_prompts
 from slipway_serving.diffusion.scheduler_check import check_scheduler
-from slipway_serving.diffusion.schedules import DiffusersSchedule, diffusers_schedule
+from slipway_serving.diffusion.schedules import DiffusersSchedule, diffusers_schedule, listed_schedule
 from slipway_serving.diffusion.videos.loop import denoise_video, finished_video
 from slipway_serving.diffusion.videos.program import VideoProgram
 from slipway_serving.diffusion.videos.sizes import StateSize, state_size, unserved_tools
 from slipway_serving.diffusion.videos.video import DenoisedVideo, Tools
+from slipway_serving.families.wan_t2v.conditioning import condition_of
 from slipway_serving.families.wan_t2v.experts import pick_expert, predict
 from slipway_serving.families.wan_t2v.facts import PipelineFacts
 from slipway_serving.families.wan_t2v.request import TextToVideoRequest
@@ -47,12 +50,28 @@ class TextToVideo(VideoProgram[TextToVideoRequest]):
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
-        self._facts = PipelineFacts.read(settings.folder / "pipeline.json")
-        check_schedules(self._facts.scheduler, "pipeline.json: scheduler")
+        self._facts = _checked_facts(settings)
+
+    @staticmethod
+    def check_files(settings: Settings) -> None:
+        """Check the facts of the export."""
+        _checked_facts(settings)
+
+    @property
+    def defaults(self) -> Mapping[str, int | float]:
+        """Values of fields that a request leaves out, where the checkpoint has its own."""
+        return self._facts.defaults
 
     def make_video(self, request: TextToVideoRequest, tools: Tools) -> DenoisedVideo:
         """Return the video of a request; see :class:`WanVideo`."""
         return WanVideo(request, self._facts, tools)
+
+
+def _checked_facts(settings: Settings) -> PipelineFacts:
+    """Read the facts of an export, and refuse those that this pipeline cannot run."""
+    facts = PipelineFacts.read(settings.folder / "pipeline.json")
+    check_schedules(facts.scheduler, "pipeline.json: scheduler")
+    return facts
 
 
 class WanVideo(DenoisedVideo):
@@ -80,17 +99,20 @@ class WanVideo(DenoisedVideo):
         return latent_shape(self._request, self._facts)
 
     def encode(self) -> None:
-        """Encode the prompt, and the negative prompt if a step has guidance."""
+        """Encode the prompt, the negative prompt if a step has guidance, and the picture if there is one."""
         request, tools = self._request, self._tools
         texts = {"prompt": request.prompt}
         if request.guided_steps:
             texts["negative_prompt"] = request.negative_prompt
         model, rows = self._facts.models.prompt, self._facts.text_tokens
         self._embeds = encode_prompts(texts, model, rows, tools.models, tools.interruption, WHERE)
+        self._condition = condition_of(
+            request, self._facts, self.latents_shape[2], tools.models, tools.interruption, WHERE
+        )
 
     def schedule(self) -> DiffusersSchedule:
-        """Return the schedule of the checkpoint, shifted as the request asks."""
-        return diffusers_schedule(self._facts.scheduler, self._request.flow_shift, self._request.steps, WHERE)
+        """Return the schedule of the checkpoint, or its list of steps, shifted as the request asks."""
+        return schedule_of(self._facts, self._request, self._tools.noise)
 
     def first_latents(self) -> torch.Tensor:
         """Return the noise of the seed."""
@@ -100,12 +122,15 @@ class WanVideo(DenoisedVideo):
         """Predict a step with the timestep's expert, with guidance in the guided steps."""
         expert = pick_expert(float(timestep), self._boundary, self._request, self._facts)
         branches = self._embeds if step in self._request.guided_steps else self._embeds[:1]
-        return predict(self._tools.models, expert, latents, float(timestep), branches, self._tools.cache)
+        inputs = self._condition.inputs(latents)
+        timesteps = self._condition.timesteps(float(timestep), latents.shape[2])
+        return predict(self._tools.models, expert, inputs, timesteps, branches, self._tools.cache)
 
     def decode(self, latents: NDArray[np.float32]) -> Generator[Frames, None, None]:
         """Decode latents to frames, latent by latent."""
         tools = self._tools
         model = self._facts.models.vae_decoder
+        latents = self._condition.finished(latents)
         return decode(latents, model, tools.models, tools.interruption, tools.recorder)
 
     def finish(self, latents: NDArray[np.float32]) -> Iterator[Event]:
@@ -129,11 +154,14 @@ def usual_video(facts: PipelineFacts) -> WanVideo:
         facts: Facts of the checkpoint.
     """
     axes, spatial = facts.axes, facts.vae_scale_factor_spatial
+    height = axes.token_height[1] * facts.patch_size[1] * spatial
+    width = axes.token_width[1] * facts.patch_size[2] * spatial
     request = TextToVideoRequest(
         prompt="",
         frames=facts.vae_scale_factor_temporal * (axes.latent_frames[1] - 1) + 1,
-        height=axes.token_height[1] * facts.patch_size[1] * spatial,
-        width=axes.token_width[1] * facts.patch_size[2] * spatial,
+        height=height,
+        width=width,
+        image=np.zeros((height, width, 3), np.uint8) if facts.limits.needs_image else None,
     )
     return WanVideo(request, facts, unserved_tools(WHERE))
 
@@ -179,6 +207,20 @@ def generate(
     return finished_video(items)
 
 
+def schedule_of(facts: PipelineFacts, request: TextToVideoRequest, noise: Noise) -> DiffusersSchedule:
+    """Return the schedule of a request: the checkpoint's list of steps if it has as many, or its scheduler.
+
+    Args:
+        facts: Facts of the checkpoint.
+        request: Request, whose shift replaces the default.
+        noise: Noise of the request, from which a stochastic scheduler draws.
+    """
+    shift = facts.flow_shift if request.flow_shift is None else request.flow_shift
+    if len(facts.steps_list) == request.steps:
+        return listed_schedule(facts.scheduler, facts.steps_list, shift, WHERE, noise)
+    return diffusers_schedule(facts.scheduler, shift, request.steps, WHERE, noise)
+
+
 def check_schedules(config: Mapping[str, Any], where: str) -> None:
     """Refuse a scheduler that cannot make the schedule of every request.
 
@@ -190,8 +232,8 @@ def check_schedules(config: Mapping[str, Any], where: str) -> None:
         InvalidRequest: See :func:`slipway_serving.diffusion.scheduler_check.check_scheduler`.
     """
 
-    def make(config: Mapping[str, Any], steps: int) -> DiffusersSchedule:
-        return diffusers_schedule(config, None, steps, WHERE)
+    def make(config: Mapping[str, Any], steps: int, noise: Noise) -> DiffusersSchedule:
+        return diffusers_schedule(config, None, steps, WHERE, noise)
 
     check_scheduler(config, make, where)
 

@@ -7,6 +7,7 @@ denoiser) against its :class:`Limits`. Invalid values are refused, never clamped
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
@@ -30,7 +31,7 @@ from slipway_serving.protocol.diffusion.fields import (
 from slipway_serving.protocol.diffusion.stopping import DenoisingRequest
 from slipway_serving.protocol.errors import raise_all
 from slipway_serving.protocol.events import Event, FramesPart, Progress, VideoPart, output_field
-from slipway_serving.protocol.fields import Array
+from slipway_serving.protocol.fields import Array, Image
 from slipway_serving.protocol.requests import Request
 from slipway_serving.protocol.rules import export_range_problems, one_more_than_multiple
 from slipway_serving.protocol.video.fields import Fps, Output, Preview, side_rule
@@ -38,6 +39,14 @@ from slipway_serving.protocol.video.fields import Fps, Output, Preview, side_rul
 # A latent pixel is 8 pixels wide and the denoiser's patch 2 latent pixels; a latent frame is 4 frames.
 PIXELS_PER_TOKEN = 16
 FRAMES_PER_LATENT = 4
+
+
+def listed_defaults(steps: Sequence[int]) -> dict[str, int | float]:
+    """Return the default fields of requests to a network for few steps: as many, and no guidance.
+
+    Such a network is distilled together with its guidance, so that guidance blurs its videos.
+    """
+    return {"steps": len(steps), "guidance_scale": 1.0} if steps else {}
 
 
 @dataclass(frozen=True)
@@ -50,6 +59,9 @@ class Limits:
         width: Smallest and largest width, in pixels.
         two_experts: True if there is a low-noise denoiser beside the high-noise one.
         first_block_cache: True if the denoisers have a first-block cache.
+        pixels_per_token: Side of a token, in pixels, of which height and width are multiples.
+        takes_image: True if the checkpoint can begin a video with a picture.
+        needs_image: True if it makes no video without a picture.
     """
 
     frames: tuple[int, int]
@@ -57,18 +69,21 @@ class Limits:
     width: tuple[int, int]
     two_experts: bool
     first_block_cache: bool = False
+    pixels_per_token: int = PIXELS_PER_TOKEN
+    takes_image: bool = False
+    needs_image: bool = False
 
 
 @dataclass(frozen=True)
 class TextToVideoRequest(DenoisingRequest):
-    """Generate a video from a text.
+    """Generate a video from a text, or from a text and the picture that it begins with.
 
     Attributes:
         prompt: Description of what the video shows; may be empty, at most 512 tokens.
         negative_prompt: Description of what the video should not show; used with guidance only.
         frames: Number of frames, 4k+1.
-        height: Height, in pixels, a multiple of 16.
-        width: Width, in pixels, a multiple of 16.
+        height: Height, in pixels, a multiple of 16, or of 32 for Wan2.2-TI2V-5B.
+        width: Width, in pixels, a multiple of 16, or of 32 for Wan2.2-TI2V-5B.
         steps: Number of denoising steps, 1 to 100.
         guidance_scale: Weight of the prompt against the negative prompt; 1 or less turns guidance off.
         guidance_scale_2: Guidance scale of the low-noise denoiser; None takes guidance_scale.
@@ -83,6 +98,8 @@ class TextToVideoRequest(DenoisingRequest):
         output: Form of the result: "video" (MP4), "video_base64" (MP4 as text, for HTTP), "frames" (uint8
             arrays) or "frames_base64".
         preview: True if each progress response carries a small picture of the latents.
+        image: First frame for an image-to-video checkpoint; it is cropped around its centre to the video's
+            aspect and resized. Wan2.2-TI2V-5B may take it, Wan2.2-I2V-A14B needs it, others refuse it.
         timeout_s: Time limit of the request, in seconds; None sets no limit.
 
     Raises:
@@ -116,6 +133,10 @@ class TextToVideoRequest(DenoisingRequest):
     seed: Seed = 0
     output: Output = "video"
     preview: Preview = False
+    image: Annotated[
+        bytes | NDArray[np.uint8] | None,
+        Image("first frame, for image-to-video checkpoints; it is cropped and resized to the video's size"),
+    ] = None
     timeout_s: TimeoutS = None
 
     def result_shape(self) -> tuple[int, int, int, int]:
@@ -145,7 +166,8 @@ class TextToVideoRequest(DenoisingRequest):
 
         Raises:
             InvalidRequest: A field is out of range, or the request has guidance_scale_2 without a second
-                denoiser or cache_threshold without a first-block cache; the message names every such field.
+                denoiser, cache_threshold without a first-block cache, or an image where the checkpoint takes
+                none or none where it needs one; the message names every such field.
         """
         problems = [
             *export_range_problems("frames", self.frames, limits.frames),
@@ -158,6 +180,19 @@ class TextToVideoRequest(DenoisingRequest):
                 f"got {self.guidance_scale_2}; try guidance_scale alone"
             )
         problems += cache_problems(self.cache_threshold, limits.first_block_cache)
+        problems += [
+            f"{side} must be a multiple of {limits.pixels_per_token} for this checkpoint, got {value};"
+            f" try {max(1, round(value / limits.pixels_per_token)) * limits.pixels_per_token}"
+            for side, value in (("height", self.height), ("width", self.width))
+            if value % limits.pixels_per_token
+        ]
+        if self.image is None and limits.needs_image:
+            problems.append("image must be given for an image-to-video checkpoint, got none")
+        if self.image is not None and not limits.takes_image:
+            problems.append(
+                "image must be left out for a checkpoint that makes videos from text only; try a server with"
+                " Wan2.2-TI2V-5B or Wan2.2-I2V-A14B"
+            )
         raise_all(self.model, problems)
 
 

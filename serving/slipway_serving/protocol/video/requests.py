@@ -12,8 +12,6 @@ from slipway_serving.protocol.events import Event
 from slipway_serving.protocol.fields import Array
 from slipway_serving.protocol.requests import Request
 
-LATENT_CHANNELS = 16
-"""Number of latent channels of Wan's autoencoder, to which the decoder belongs."""
 LARGEST_LATENT = 1e6
 """Largest absolute value of a latent, far beyond unit variance.
 
@@ -37,7 +35,7 @@ class Latents(Request):
     """Consecutive latents of a video, which are decoded in their order.
 
     Attributes:
-        latents: Latents, [1, 16, latent frames, height / 8, width / 8], float32, unit variance.
+        latents: Latents, [1, channels, latent frames, height / 8, width / 8], float32, unit variance.
     """
 
     model: ClassVar[str] = "video_decoder"
@@ -46,7 +44,7 @@ class Latents(Request):
         NDArray[np.float32],
         Array(
             "float32",
-            (1, LATENT_CHANNELS, "latent_frames", "latent_height", "latent_width"),
+            (1, "latent_channels", "latent_frames", "latent_height", "latent_width"),
             "latents of unit variance",
             low=-LARGEST_LATENT,
             high=LARGEST_LATENT,
