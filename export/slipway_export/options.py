@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 
+from slipway_export.checkpoint.lora.requests import NO_ADDITIONS, RequestedAdditions
 from slipway_export.engines.device import Device
 from slipway_export.engines.requested import TorchRequest, check_engines
 from slipway_export.engines.tensorrt.requested import EngineRequest
@@ -39,6 +40,7 @@ class ExportOptions:
         axes: Ranges that replace the defaults.
         variant: Name of one of the family's variants; the family's own plan when None.
         parts: Folder or hub id of each part that does not come from the checkpoint, by name.
+        additions: LoRAs to merge into the weights, and defaults of the served model's schedule.
         sizes: Sizes that axes are traced at, by the family's option.
         fixed_shapes: True to restrict every axis to the size that is traced.
         files: Files of the checkpoint by role, for a family whose checkpoint may be given as files.
@@ -73,6 +75,7 @@ class ExportOptions:
     fixed_shapes: bool = False
     variant: str | None = None
     parts: Mapping[str, str] = field(default_factory=dict)
+    additions: RequestedAdditions = NO_ADDITIONS
     files: Mapping[str, Path] = field(default_factory=dict)
     output: Path | None = None
     verify_budget: float = DEFAULT_BUDGET

@@ -18,6 +18,8 @@ from pathlib import Path
 
 from slipway_export.checkpoint.axes import axes_of
 from slipway_export.checkpoint.checkpoint import Checkpoint
+from slipway_export.checkpoint.hub_needs import Wanted
+from slipway_export.checkpoint.lora.beside import check_beside
 from slipway_export.checkpoint.opening import open_checkpoint
 from slipway_export.engines.decisions import Decisions, decide
 from slipway_export.engines.tensorrt.report import BuildReport
@@ -79,6 +81,7 @@ class ExportResult:
         elapsed_s: Duration of the whole export, in seconds.
         engines: Reports of the engines that it built, by label of the graph; those of reused graphs are
         missing.
+        layouts: Layout or variant of the parts that were not in the libraries' layout, by name.
     """
 
     rows: tuple[ParityRow, ...]
@@ -87,6 +90,7 @@ class ExportResult:
     left_out: tuple[LeftOut, ...] = ()
     elapsed_s: float = field(default=0.0, compare=False)
     engines: Mapping[str, BuildReport] = field(default_factory=dict)
+    layouts: Mapping[str, str] = field(default_factory=dict)
 
 
 def run_export(
@@ -115,8 +119,19 @@ def run_export(
             check_precision(options.engine, precision)
     check_device(options.verify_device)
     family = family.variant(options.variant)
-    with open_checkpoint(family, options.checkpoint, options.parts, options.files) as checkpoint:
+    opening = open_checkpoint(
+        family,
+        options.checkpoint,
+        options.parts,
+        options.files,
+        wanted=wanted_of(family, options),
+        requested=options.additions,
+        report=report,
+    )
+    with opening as checkpoint:
+        check_beside(family, checkpoint, options.additions)
         axes = _axes(family, checkpoint, options)
+        layouts = checkpoint.layouts(part.name for part in family.parts)
         with checkpoint.recording() as planned:
             plan = plan_of(family, checkpoint, options.variant, axes, options.engine)
         source = ExportSource(family, checkpoint, axes, plan, planned, options)
@@ -130,7 +145,7 @@ def run_export(
                 rows, export, names = _export_models(source, options.repository, report, publish)
     placed_now, elapsed = not options.check_only, time.monotonic() - started
     left_out = export.finished.left_out
-    return ExportResult(tuple(rows), tuple(names), placed_now, left_out, elapsed, export.engines)
+    return ExportResult(tuple(rows), tuple(names), placed_now, left_out, elapsed, export.engines, layouts)
 
 
 def _export_models(
@@ -139,13 +154,10 @@ def _export_models(
     """Export the components into the repository, together with their authored models."""
     family, plan, options = source.family, source.plan, source.options
     components, authored = _select(family, plan, options)
-    _check_precisions(components, options)
-    if not options.components:
-        _check_rows(components)
-    check_placements(options.placements, tuple(components))
     exported = [
         c for c in components if c.name not in options.placements or not options.placements[c.name].server
     ]
+    check_choices(components, options)
     decisions = decide(components, exported, options)
     graphs = [component for component in exported if component.label not in decisions.torch]
     opset = choose_opset(graphs, options.requested_precision, options.opset, _strictest(graphs, options))
@@ -269,6 +281,16 @@ def _place(staged: Path, repository: Path, names: list[str], publish: Publish) -
         raise
 
 
+def wanted_of(family: Family, options: ExportOptions) -> Wanted:
+    """Return what an export needs of a checkpoint; planning it refuses a wrong checkpoint or option."""
+
+    def plan(checkpoint: Checkpoint) -> Plan:
+        axes = _axes(family, checkpoint, options)
+        return plan_of(family, checkpoint, options.variant, axes, options.engine)
+
+    return Wanted(plan, options.components)
+
+
 def components_of(family: Family, checkpoint: Checkpoint, options: ExportOptions) -> list[Component]:
     """Return the components that an export of a checkpoint makes graphs of.
 
@@ -277,6 +299,18 @@ def components_of(family: Family, checkpoint: Checkpoint, options: ExportOptions
     """
     axes = _axes(family, checkpoint, options)
     return _select(family, plan_of(family, checkpoint, options.variant, axes, options.engine), options)[0]
+
+
+def check_choices(components: Sequence[Component], options: ExportOptions) -> None:
+    """Check the options of an export into a repository, as far as they do not depend on the machine.
+
+    Raises:
+        InvalidRequest: A precision, a range of batches or a placement does not fit the components.
+    """
+    _check_precisions(components, options)
+    if not options.components:
+        _check_rows(components)
+    check_placements(options.placements, tuple(components))
 
 
 def _axes(family: Family, checkpoint: Checkpoint, options: ExportOptions) -> tuple[Axis, ...]:

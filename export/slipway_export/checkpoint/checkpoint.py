@@ -10,7 +10,7 @@ numbers and only warn.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -19,6 +19,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from slipway_export.checkpoint.config_entries import ConfigEntries, LastRead, refusing_malformed
 from slipway_export.checkpoint.keys import cast, check_keys, dtypes_of, torch_dtype
+from slipway_export.checkpoint.layouts.weight_files import (
+    LAYOUT_FILE,
+    STEMS,
+    WeightFiles,
+    commit_of,
+    find_weights,
+)
+from slipway_export.checkpoint.lora.adapters import FOLDER, Additions, adapters_of
 from slipway_export.checkpoint.provenance import Digests, ReadLog, ReadRecord
 from slipway_export.spec.formats import Precision
 from slipway_export.spec.layout import Part
@@ -28,11 +36,11 @@ from slipway_serving.protocol.errors import InvalidRequest
 if TYPE_CHECKING:
     import torch
 
+    from slipway_export.checkpoint.hub import HubFolder
     from slipway_export.checkpoint.stored_weights import StoredTensor
 
 Module = TypeVar("Module", bound="torch.nn.Module")
 
-_WEIGHT_STEMS = ("diffusion_pytorch_model.safetensors", "model.safetensors")
 NOT_NEEDED = ("*.safetensors", "*.bin")
 """Patterns of the files of a checkpoint that are not needed where its configuration files are enough."""
 
@@ -44,15 +52,17 @@ class PartLocation:
     Args:
         path: Folder with the part's files.
         source: Folder or hub id that the user named.
+        hub: The part's folder in a hub repository; None for other sources.
     """
 
     path: Path
     source: str
+    hub: HubFolder | None = None
 
     @property
     def commit(self) -> str | None:
         """Commit of a hub snapshot; None for any other folder."""
-        return _commit(self.path)
+        return commit_of(self.path)
 
 
 @dataclass(frozen=True)
@@ -67,12 +77,19 @@ class Checkpoint:
         part_locations: Locations of the parts that are stored elsewhere, by name of the part.
         configurations_only: True if networks are described from their configurations alone, so weight files
             may be missing.
+        additions: LoRAs and schedule that the export adds to it.
+        hub: The checkpoint's folder in a hub repository, whose files may not be here yet; None for other
+            sources.
+        supplied: Folder with the family's own copies of files that the checkpoint lacks.
     """
 
     folder: Path
     source: str
     part_locations: Mapping[str, PartLocation] = field(default_factory=dict)
     configurations_only: bool = False
+    additions: Additions = field(default_factory=Additions)
+    hub: HubFolder | None = None
+    supplied: Path | None = None
     _reads: ReadLog = field(default_factory=ReadLog, repr=False, compare=False)
     _last: LastRead = field(default_factory=LastRead, repr=False, compare=False)
 
@@ -85,7 +102,7 @@ class Checkpoint:
     @property
     def commit(self) -> str | None:
         """Commit of a hub snapshot; None for any other folder."""
-        return _commit(self.folder)
+        return commit_of(self.folder)
 
     def file(self, file: str) -> Path:
         """Return the location of a file or folder of the checkpoint, and record it as read."""
@@ -113,8 +130,27 @@ class Checkpoint:
 
     def _locate(self, file: str) -> Path:
         part, _, rest = file.partition("/")
+        if part == FOLDER and self.additions.folder is not None:
+            return self.additions.folder / rest
         location = self.part_locations.get(part)
-        return self.folder / file if location is None else location.path / rest
+        if location is not None:
+            return location.path / rest
+        path = self.folder / file
+        if self.supplied is not None and not path.exists() and (self.supplied / file).is_file():
+            return self.supplied / file
+        return path
+
+    def in_hub(self, file: str) -> tuple[HubFolder | None, str]:
+        """Return the hub folder that a file of the checkpoint comes from, and the file's path in it."""
+        part, _, rest = file.partition("/")
+        location = self.part_locations.get(part)
+        hub, path = (self.hub, file) if location is None else (location.hub, rest)
+        return hub, path.removeprefix("./") if path != "." else ""
+
+    def may_have(self, file: str) -> bool:
+        """Return whether the checkpoint has a file or folder, or the hub does."""
+        hub, path = self.in_hub(file)
+        return self.has(file) or (hub is not None and hub.has(path))
 
     def where(self, file: str) -> str:
         """Return the name that messages use for the source of a checkpoint file."""
@@ -155,12 +191,13 @@ class Checkpoint:
         self._reads.note(file, content=False)
         return self._locate(file).exists()
 
-    def check_layout(self, layout: Sequence[str | Part], what: str) -> None:
+    def check_layout(self, layout: Sequence[str | Part], what: str, fix: str = "") -> None:
         """Check that every file and part of a layout exists.
 
         Args:
             layout: Required content of the checkpoint.
             what: Name of the family and of the public checkpoint with this layout, for messages.
+            fix: Advice for a checkpoint that lacks a file, if there is any.
 
         Raises:
             InvalidRequest: A file or part is missing. The message names all of them and their locations.
@@ -171,15 +208,18 @@ class Checkpoint:
                 missing.setdefault(self.where(path), []).append(path)
         if missing:
             problems = (f"{where}: {', '.join(paths)} must exist" for where, paths in missing.items())
-            raise InvalidRequest(f"{' | '.join(problems)} for {what}")
+            text = f"{' | '.join(problems)} for {what}"
+            if self.hub is not None and f"checkpoint {self.source}" in missing:
+                text += f"; the hub's repository has {self.hub.listed()}"
+            raise InvalidRequest(f"{text}; {fix}" if fix else text)
 
     def _lacking(self, entry: str | Part) -> list[str]:
         if isinstance(entry, str):
-            return [] if self.has(entry) or self._is_dispensable(entry) else [entry]
-        if entry.optional and not self.has(entry.name):
+            return [] if self.may_have(entry) or self._is_dispensable(entry) else [entry]
+        if entry.optional and not self.may_have(entry.name):
             return []
         required = [f"{entry.name}/{file}" for file in entry.files] or [entry.name]
-        return [path for path in required if not self.has(path)]
+        return [path for path in required if not self.may_have(path)]
 
     def _is_dispensable(self, file: str) -> bool:
         """Return whether a plan from configuration files does not need this file."""
@@ -212,7 +252,8 @@ class Checkpoint:
         """
         import torch
 
-        from slipway_export.checkpoint.stored_weights import placeholder_folder, record_locations
+        from slipway_export.checkpoint.lora.merge import MergedTensor
+        from slipway_export.checkpoint.stored_weights import fill, placeholder_folder, record_locations
 
         file = f"{part}/config.json"
         what = f"{self.where(file)}: {file} must describe a {network.__name__}"
@@ -227,14 +268,20 @@ class Checkpoint:
             cast(skeleton, dtypes_of(network, dtype))
             return skeleton.eval().requires_grad_(False)
         folder: AbstractContextManager[Path] = nullcontext(self.file(part))
-        if loading is Loading.ON_DISK or self.configurations_only:
+        # The libraries read no other files themselves, and merge no LoRAs tensor by tensor.
+        files = self.weight_files(part)
+        has_loras = any(isinstance(tensor, MergedTensor) for tensor in stored.values())
+        ours = has_loras or files is None or not files.is_read_by_library
+        if ours or loading is Loading.ON_DISK or self.configurations_only:
             folder = placeholder_folder(
-                self.file(part), self._placeholder_names(part), stored, dtypes_of(network, dtype)
+                self.file(part), files.library_names if files else STEMS, stored, dtypes_of(network, dtype)
             )
         with folder as path:
             module: Module = network.from_pretrained(  # type: ignore[attr-defined]
                 path, torch_dtype=dtype, local_files_only=True, **options
             )
+        if ours and loading is Loading.READ and not self.configurations_only:
+            fill(module, stored)
         record_locations(module, stored)
         return module.eval().requires_grad_(False)
 
@@ -262,16 +309,20 @@ class Checkpoint:
             return
         with torch.device("meta"):
             stored = self._checked(part, build())
-        with placeholder_folder(
-            self.file(part), _WEIGHT_STEMS, stored, lambda key: stored[key].dtype
-        ) as folder:
+        with placeholder_folder(self.file(part), STEMS, stored, lambda key: stored[key].dtype) as folder:
             yield folder
 
     def _lacks_weights(self, part: str) -> bool:
         """Return whether a part lacks weights and its configuration is used in their place."""
         if not self.configurations_only:
             return False
-        return self._stem_of(part) is None or not all(map(self.has, self._weight_files(part)))
+        if self._is_presented(part):
+            return False
+        if self.weight_files(part) is None:
+            return True
+        # Each shard is looked for, since the record of these is what a hub is asked for.
+        missing = [file for file in self._weight_files(part) if not self.has(file)]
+        return bool(missing)
 
     def _checked(self, part: str, skeleton: torch.nn.Module, prefix: str = "") -> dict[str, StoredTensor]:
         """Check a part's tensors against its network and return their locations; see :meth:`load`."""
@@ -281,12 +332,21 @@ class Checkpoint:
         if self.has(config := f"{part}/config.json"):
             check_config(f"{self.where(part)}: {config}", self.config(config))
         if self._lacks_weights(part):
-            return tensors_without_files(skeleton)
-        where = f"{self.where(part)}: {part}"
+            return self._merged(part, tensors_without_files(skeleton), skeleton)
+        where = f"{self.where(part)}{_inner(part)}"
         stored = {key.removeprefix(prefix): tensor for key, tensor in self.stored(part).items()}
         check_stored(where, stored, skeleton)
         check_keys(where, {key: tensor.shape for key, tensor in stored.items()}, skeleton)
-        return stored
+        return self._merged(part, stored, skeleton)
+
+    def _merged(
+        self, part: str, stored: dict[str, StoredTensor], skeleton: torch.nn.Module
+    ) -> dict[str, StoredTensor]:
+        """Return a part's tensors with its LoRAs merged into them."""
+        from slipway_export.checkpoint.lora.merge import merged
+
+        adapters = adapters_of(self, part, self.additions.loras)
+        return merged(stored, adapters, type(skeleton).__name__) if adapters else stored
 
     def weight_shapes(self, part: str) -> dict[str, tuple[int, ...]]:
         """Return the shape of every tensor of a part, read from the headers of its files.
@@ -302,84 +362,84 @@ class Checkpoint:
         Raises:
             InvalidRequest: A file is missing, truncated, or not safetensors.
         """
+        from slipway_export.checkpoint.layouts.part_files import tensors_of_part
+
         found: dict[str, StoredTensor] = {}
         for file in self._weight_files(part):
             found |= self.stored_in(file)
+        if self._is_presented(part):
+            return tensors_of_part(found, part, self.where(f"{part}/{LAYOUT_FILE}"))
         return found
 
     def stored_in(self, file: str) -> dict[str, StoredTensor]:
-        """Return the location of every tensor of one safetensors file, by key, read from its header.
+        """Return the location of every tensor of one file, by key, read from its header.
 
-        The file may have any name.
+        The file may have any name; its suffix says whether it is one of torch or a GGUF file.
 
         Raises:
-            InvalidRequest: The file is missing, truncated, or not safetensors.
+            InvalidRequest: The file is missing, truncated, or of another kind.
         """
-        from safetensors import SafetensorError, safe_open
+        from slipway_export.checkpoint.layouts.tensor_files import tensors_of
 
-        from slipway_export.checkpoint.stored_weights import DTYPES, StoredTensor
-
-        path = self.file(file)
-        found: dict[str, StoredTensor] = {}
-        try:
-            with safe_open(path, framework="pt") as tensors:
-                for key in tensors.keys():  # noqa: SIM118
-                    tensor = tensors.get_slice(key)
-                    found[key] = StoredTensor(
-                        path, key, tuple(tensor.get_shape()), DTYPES[tensor.get_dtype()]
-                    )
-        except FileNotFoundError:
-            raise InvalidRequest(f"{self.where(file)}: file {file} is missing") from None
-        except KeyError as error:
-            raise InvalidRequest(
-                f"{self.where(file)}: {file} must contain only tensors of the types {', '.join(DTYPES)}, got"
-                f" {error}"
-            ) from None
-        except (SafetensorError, OSError) as error:
-            raise InvalidRequest(
-                f"{self.where(file)}: {file} must be a complete safetensors file, got {error};"
-                " try to copy it again"
-            ) from None
-        return found
+        return tensors_of(self.file(file), self.where(file), file)
 
     def _weight_files(self, part: str) -> list[str]:
         """Return the paths of a part's weight files: the single one, or the shards that its index names."""
-        stem = self._stem_of(part)
-        if stem is None:
+        if self._is_presented(part):
+            return [f"{part}/{file}" for file in self.config(f"{part}/{LAYOUT_FILE}")["files"]]
+        found = self.weight_files(part)
+        if found is None:
             raise InvalidRequest(
-                f"{self.where(part)}: {part} must contain"
-                f" {' or '.join(_WEIGHT_STEMS)}, or the .index.json of one, got neither"
+                f"{self.where(part)}{_inner(part)} must contain"
+                f" {' or '.join(STEMS)}, or the .index.json of one, got neither"
             )
-        if not self.has(f"{part}/{stem}.index.json"):
-            return [f"{part}/{stem}"]
-        index = self.config(f"{part}/{stem}.index.json").get("weight_map", {})
+        if not found.is_index:
+            return [f"{part}/{found.entry}"]
+        index = self.config(f"{part}/{found.entry}").get("weight_map", {})
         shards = set(index.values()) if isinstance(index, dict) else {index}
         if outside := [shard for shard in shards if not _is_file_name(shard)]:
             raise InvalidRequest(
-                f"{self.where(part)}: {part}/{stem}.index.json must name files in its own folder, got"
+                f"{self.where(part)}: {part}/{found.entry} must name files in its own folder, got"
                 f" {', '.join(map(repr, outside[:3]))}"
             )
         return [f"{part}/{shard}" for shard in sorted(shards)]
 
-    def _stem_of(self, part: str) -> str | None:
-        """Return the name of a part's weight file; for shards, the name that their index is based on."""
-        for stem in _WEIGHT_STEMS:
-            if self.has(f"{part}/{stem}.index.json") or self.has(f"{part}/{stem}"):
-                return stem
-        return None
+    def layouts(self, parts: Iterable[str]) -> dict[str, str]:
+        """Return the layout or variant of each part whose weights are not as the libraries look for them."""
+        found: dict[str, str] = {}
+        for part in parts:
+            if self._is_presented(part):
+                found[part] = str(self.config(f"{part}/{LAYOUT_FILE}").get("layout"))
+            elif (files := self.weight_files(part)) is not None and not files.is_read_by_library:
+                found[part] = f"variant {files.variant}" if files.variant else files.entry
+        return found
 
-    def _placeholder_names(self, part: str) -> tuple[str, ...]:
-        """Return the file names under which a library may look for a part's weights."""
-        stem = self._stem_of(part)
-        return _WEIGHT_STEMS if stem is None else (stem,)
+    def _is_presented(self, part: str) -> bool:
+        """Return whether a part's folder presents files of another layout."""
+        return self.has(f"{part}/{LAYOUT_FILE}")
+
+    def weight_files(self, part: str) -> WeightFiles | None:
+        """Return the names of a part's weight files in the layout of the libraries; None if it has none.
+
+        They may be in the hub only, as long as a checkpoint is described from its configurations.
+        """
+        folder = self._locate(part)
+        names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+        hub, path = self.in_hub(part)
+        if hub is not None:
+            names |= hub.names_in(path)
+            place = hub.place(path)
+        else:
+            place = str(folder)
+        where = f"{self.where(part)}{_inner(part)}"
+        return find_weights(names, lambda name: self.may_have(f"{part}/{name}"), where, f"{part}={place}")
+
+
+def _inner(part: str) -> str:
+    """Return the place of a part within its checkpoint, for messages; nothing for the checkpoint's folder."""
+    return "" if part == "." else f": {part}"
 
 
 def _is_file_name(name: object) -> bool:
     """Return whether this is a plain file name, which cannot point outside its folder."""
     return isinstance(name, str) and name not in ("", ".", "..") and not {"/", "\\", "\0"} & set(name)
-
-
-def _commit(path: Path) -> str | None:
-    """Return the commit of a folder in the hub's cache or of a folder inside it; None for other folders."""
-    parts = path.parts
-    return parts[parts.index("snapshots") + 1] if "snapshots" in parts[:-1] else None

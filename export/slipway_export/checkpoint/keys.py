@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from slipway_export.spec.formats import Precision
@@ -38,9 +38,9 @@ def check_keys(
     }
     problems = []
     if missing := sorted(expected.keys() - found.keys() - optional):
-        problems.append(f"missing keys {_shown(missing)}")
+        problems.append(f"missing keys {shown_keys(missing)}")
     if unknown := sorted(found.keys() - expected.keys()):
-        problems.append(f"unknown keys {_shown(unknown)}")
+        problems.append(f"unknown keys {shown_keys(unknown)}")
     problems += [
         f"{key} must have shape {list(expected[key])}, got {list(found[key])}"
         for key in sorted(expected.keys() & found.keys())
@@ -75,6 +75,7 @@ def cast(skeleton: torch.nn.Module, dtype_of: Callable[[str], torch.dtype]) -> N
             weight.data = weight.data.to(dtype_of(name))
 
 
-def _shown(keys: list[str]) -> str:
+def shown_keys(keys: Sequence[str]) -> str:
+    """Return the first of some keys, and how many more there are."""
     rest = len(keys) - _SHOWN_KEYS
     return ", ".join(keys[:_SHOWN_KEYS]) + (f" and {rest} more" if rest > 0 else "")

@@ -63,6 +63,8 @@ class OnDemand(torch.Tensor):
         if func in _LOOKUPS and isinstance(args[0], cls):
             table, *rest = args
             rows = [part.cpu() if isinstance(part, torch.Tensor) else part for part in rest]
+            if func is _aten.embedding.default:
+                return table.stored.rows(rows[0]).to(table.device, table.dtype)
             return func(table.stored.read(), *rows).to(table.device, table.dtype)
         args, kwargs = tree_map_only(cls, cls.values, (args, kwargs or {}))
         return func(*args, **kwargs)

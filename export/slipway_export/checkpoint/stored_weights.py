@@ -41,13 +41,13 @@ _locations: MutableMapping[torch.Tensor, StoredTensor] = WeakTensorKeyDictionary
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """Tensor in a file.
+    """Tensor in a safetensors file; subclasses compute theirs from other files (`layouts/computed.py`).
 
     Args:
-        file: Safetensors file.
+        file: File that contains the tensor.
         key: Key of the tensor in the file.
         shape: Shape of the tensor.
-        dtype: Type of the tensor in the file.
+        dtype: Type of the tensor when it is read.
     """
 
     file: Path
@@ -57,8 +57,17 @@ class StoredTensor:
 
     @property
     def bytes(self) -> int:
-        """Size on disk, in bytes."""
+        """Size in memory when it is read, in bytes."""
         return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
+
+    @property
+    def disk_bytes(self) -> int:
+        """Size on disk, in bytes."""
+        return self.bytes
+
+    def rows(self, indices: torch.Tensor) -> torch.Tensor:
+        """Read single rows, given by an integer tensor of any shape."""
+        return self.read()[indices]
 
     def read(self, begin: int | None = None, end: int | None = None) -> torch.Tensor:
         """Read the tensor, or rows of it; its memory is the mapped file until it is written to."""
@@ -171,6 +180,21 @@ def record_locations(network: torch.nn.Module, stored: Mapping[str, StoredTensor
     for _, tensor in _named_tensors(network):
         if id(tensor) in locations:
             _locations[tensor] = locations[id(tensor)]
+
+
+def fill(network: torch.nn.Module, stored: Mapping[str, StoredTensor]) -> None:
+    """Read the weights of a network whose tensors have no content, one after another.
+
+    Args:
+        network: Network as loaded from a :func:`placeholder_folder`; its tensors keep their types.
+        stored: Tensors of the network by key.
+    """
+    filled: set[int] = set()
+    for name, tensor in _named_tensors(network):
+        if name in stored and id(tensor) not in filled:
+            # A copy, so that no weight keeps a file of the checkpoint mapped.
+            tensor.data = stored[name].read().to(tensor.dtype, copy=True)
+            filled.add(id(tensor))
 
 
 def stored_weights(module: torch.nn.Module) -> dict[str, StoredTensor]:

@@ -10,13 +10,14 @@ import pickle
 import re
 import warnings
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from slipway_export.checkpoint.keys import shown_keys
 from slipway_serving.protocol.errors import InvalidRequest
 
 _REFUSED_GLOBAL = re.compile(r"GLOBAL (\S+)|Unsupported (?:global|class|type): (?:GLOBAL )?(\S+)")
@@ -27,7 +28,14 @@ _NUMBERS: tuple[Any, ...] = (
     (_SCALAR, "numpy._core.multiarray.scalar"),
     *(type(np.dtype(kind)) for kind in (np.float64, np.float32, np.int64, np.int32, np.bool_)),
 )
+# NumPy arrays are plain data too: their elements are made by the same restricted unpickler.
+_ARRAYS: tuple[Any, ...] = (
+    np.ndarray,
+    *((np.zeros(0).__reduce__()[0], f"numpy.{core}.multiarray._reconstruct") for core in ("core", "_core")),
+)
 _SHOWN_KEYS = 5
+STATE_ENTRIES = ("model_state_dict", "state_dict", "model")
+"""Names of the entry with the weights, as training loops and Lightning write it."""
 
 
 def read_torch_file(path: Path, where: str, *, mapped: bool = False) -> dict[str, Any]:
@@ -44,7 +52,7 @@ def read_torch_file(path: Path, where: str, *, mapped: bool = False) -> dict[str
             something else.
     """
     try:
-        with torch.serialization.safe_globals(list(_NUMBERS)), warnings.catch_warnings():
+        with torch.serialization.safe_globals([*_NUMBERS, *_ARRAYS]), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # The error below says more than warnings about pickle protocols.
             mmap = mapped and zipfile.is_zipfile(path)
             content = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
@@ -65,6 +73,36 @@ def read_torch_file(path: Path, where: str, *, mapped: bool = False) -> dict[str
     if not isinstance(content, dict):
         raise InvalidRequest(f"{where} must hold a dictionary, got {type(content).__name__}")
     return content
+
+
+def state_in(content: Mapping[str, Any], expected: Collection[str], where: str) -> dict[str, Any]:
+    """Return the weights in a training checkpoint, by the keys of the network.
+
+    The file may have them under an entry (`model_state_dict`, Lightning's `state_dict`, `model`), or contain
+    nothing else. A prefix that all keys of the network have in the file (``module.`` of DataParallel, an
+    attribute of a Lightning module) is removed, and entries without it, such as metrics, are left out.
+
+    Args:
+        content: Content of the file.
+        expected: Keys of the network.
+        where: Name of the file in messages.
+
+    Raises:
+        InvalidRequest: The file has no weights.
+    """
+    bare = bool(content) and all(isinstance(value, torch.Tensor) for value in content.values())
+    state = content if bare else next((content[name] for name in STATE_ENTRIES if name in content), None)
+    if state is None:
+        raise InvalidRequest(
+            f"{where} must have {', '.join(STATE_ENTRIES)}, or tensors alone, got"
+            f" {shown_keys([str(name) for name in content]) or 'nothing'}"
+        )
+    if not isinstance(state, Mapping):
+        raise InvalidRequest(f"{where} must hold tensors by name, got {type(state).__name__}")
+    found, first = {str(key): value for key, value in state.items()}, min(expected)
+    prefixes = [key.removesuffix(first) for key in found if key.endswith(f".{first}")]
+    prefix = next((each for each in prefixes if all(each + key in found for key in expected)), "")
+    return {key.removeprefix(prefix): value for key, value in found.items() if key.startswith(prefix)}
 
 
 def load_weights(network: torch.nn.Module, state: object, where: str) -> None:
@@ -106,9 +144,9 @@ def checked_tensors(
         raise InvalidRequest(f"{where} must hold tensors by name, got another content")
     problems = []
     if missing := sorted(expected.keys() - state.keys()):
-        problems.append(f"missing keys {', '.join(missing[:_SHOWN_KEYS])}")
+        problems.append(f"missing keys {shown_keys(missing)}")
     if unknown := sorted(map(str, state.keys() - expected.keys())):
-        problems.append(f"unknown keys {', '.join(unknown[:_SHOWN_KEYS])}")
+        problems.append(f"unknown keys {shown_keys(unknown)}")
     for key in sorted(expected.keys() & state.keys()):
         if tuple(state[key].shape) != expected[key]:
             problems.append(f"{key} of shape {list(state[key].shape)}, not {list(expected[key])}")

@@ -28,6 +28,7 @@ from slipway_export.spec import Axis
 from slipway_serving.protocol.errors import InvalidRequest
 
 if TYPE_CHECKING:
+    from slipway_export.checkpoint.lora.requests import RequestedAdditions
     from slipway_export.options import ExportOptions
     from slipway_export.spec import Family
 
@@ -165,6 +166,7 @@ def export_options(family: Family, arguments: ExportArguments) -> ExportOptions:
         fixed_shapes=graphs.fixed_shapes,
         variant=graphs.variant,
         parts=_parts(family, arguments, components),
+        additions=_additions(source),
         output=output,
         files=arguments.files,
         verify_budget=run.verify_budget,
@@ -172,6 +174,22 @@ def export_options(family: Family, arguments: ExportArguments) -> ExportOptions:
         fresh=run.fresh,
         queues=QueueLimits(serving.queue_limit, serving.queue_timeout_s),
     )
+
+
+def _additions(source: SourceOptions) -> RequestedAdditions:
+    """Return the LoRAs and the schedule that the user adds to the checkpoint."""
+    from slipway_export.checkpoint.lora.requests import NONE, RequestedAdditions, parse_loras
+    from slipway_export.spec.schedule_defaults import parse_schedule
+
+    texts = source.lora or ()
+    found = RequestedAdditions(
+        parse_loras(texts), parse_schedule(source.steps_list, source.flow_shift), NONE in texts
+    )
+    if source.model is not None and (texts or found.schedule):
+        raise InvalidRequest(
+            f"lora, steps-list and flow-shift require --checkpoint, got --model {source.model}"
+        )
+    return found
 
 
 def _output(family: Family, arguments: ExportArguments) -> Path | None:

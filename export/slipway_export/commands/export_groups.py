@@ -79,6 +79,9 @@ class SourceOptions:
     Args:
         checkpoint: Preset, folder or hub id.
         part: Places of parts that do not come from the checkpoint.
+        lora: LoRAs, ``[COMPONENT=]FILE|HUB_ID[:SCALE]``.
+        steps_list: Timesteps of a network for few steps, separated by commas.
+        flow_shift: Shift of the served model's noise schedule.
         model_path: Place of the one part that a component consists of.
         subfolder: Folder of that part within `model_path`.
         model: ID of a model that a user trained.
@@ -92,9 +95,33 @@ class SourceOptions:
     part: Annotated[
         list[str] | None,
         typer.Option(
-            help="Place of a part that does not come from the checkpoint, e.g. text_encoder=DIR; may be"
-            " repeated.",
-            metavar="NAME=DIR|HUB_ID",
+            help="Place of a part that does not come from the checkpoint, e.g. text_encoder=DIR, or a file of"
+            " its weights; may be repeated.",
+            metavar="NAME=DIR|FILE|HUB_ID",
+        ),
+    ] = None
+    lora: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="LoRA to merge into a component's weights, e.g. denoiser_high=FILE:0.8; may be repeated."
+            " none declines the LoRA files beside the weights.",
+            metavar="[COMPONENT=]FILE|HUB_ID[:SCALE]",
+        ),
+    ] = None
+    steps_list: Annotated[
+        str | None,
+        typer.Option(
+            help="Timesteps of a network for few steps, descending, 1000 to 1, e.g. 1000,750,500,250: the"
+            " served model takes them by default, without guidance.",
+            metavar="N,N,…",
+        ),
+    ] = None
+    flow_shift: Annotated[
+        float | None,
+        typer.Option(
+            help="Shift of the noise schedule that the served model takes by default, above 0; by default"
+            " the checkpoint's.",
+            metavar="SHIFT",
         ),
     ] = None
     model_path: Annotated[

@@ -66,11 +66,12 @@ def print_plan(family: Family, options: ExportOptions, *, json: bool = False) ->
     Raises:
         InvalidRequest: The checkpoint or an option is invalid.
     """
+    from slipway_export.checkpoint.lora.beside import check_beside
     from slipway_export.checkpoint.opening import open_checkpoint
     from slipway_export.commands.terminal import quiet_libraries
     from slipway_export.engines.choice import choose_torch
     from slipway_export.engines.providers import choose_providers
-    from slipway_export.run import components_of
+    from slipway_export.run import check_choices, components_of, wanted_of
     from slipway_export.sizing.estimate import this_machine
     from slipway_export.sizing.torch_needs import estimate_torch
 
@@ -78,10 +79,20 @@ def print_plan(family: Family, options: ExportOptions, *, json: bool = False) ->
     with (
         quiet_libraries(),
         open_checkpoint(
-            family, options.checkpoint, options.parts, options.files, configurations_only=True
+            family,
+            options.checkpoint,
+            options.parts,
+            options.files,
+            configurations_only=True,
+            wanted=wanted_of(family, options),
+            requested=options.additions,
+            report=None if json else typer.echo,
         ) as checkpoint,
     ):
+        check_beside(family, checkpoint, options.additions)
         components = components_of(family, checkpoint, options)
+        if options.output is None:
+            check_choices(components, options)
         machine = this_machine()
         choose_providers(components, options)
         torch_choices = choose_torch([c for c in components if not _is_elsewhere(c, options)], options)

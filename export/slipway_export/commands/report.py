@@ -24,6 +24,8 @@ def parity_document(rows: Sequence[ParityRow]) -> list[dict[str, Any]]:
 
 def print_export(result: ExportResult, repository: Path | None, output: Path | None) -> None:
     """Print an export's parity, the points that were not verified, and the models that were placed."""
+    for part, layout in result.layouts.items():
+        typer.echo(f"part {part} was read as {layout}")
     print_parity(result.rows)
     _print_left_out(result.left_out, repository)
     what = f"{len(result.models)} models" if output is None else "1 graph"

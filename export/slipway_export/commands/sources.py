@@ -29,7 +29,7 @@ def trained_family(family: Family) -> Family:
 
 
 def parse_parts(texts: Sequence[str]) -> dict[str, str]:
-    """Parse the sources of parts, ``NAME=DIR|HUB_ID`` each; names may have dashes for underscores.
+    """Parse the sources of parts, ``NAME=DIR|FILE|HUB_ID`` each; names may have dashes for underscores.
 
     Raises:
         InvalidRequest: A text is not of that form, or a part is given twice.
@@ -39,7 +39,7 @@ def parse_parts(texts: Sequence[str]) -> dict[str, str]:
         name, _, source = text.partition("=")
         name = name.replace("-", "_")
         if not name or not source:
-            raise InvalidRequest(f"part must be NAME=DIR|HUB_ID, got {text!r}")
+            raise InvalidRequest(f"part must be NAME=DIR|FILE|HUB_ID, got {text!r}")
         if name in parts:
             raise InvalidRequest(f"part {name} must be given once, got {parts[name]!r} and {source!r}")
         parts[name] = source

@@ -1,7 +1,7 @@
-"""Components of a Wan VAE's video decoder, for every family that uses its latents.
+"""Components of a Wan VAE, for every family that uses its latents: the video decoder and the picture encoder.
 
-There are two graphs: one decodes the first latent frame, the other decodes each later frame with the caches
-that the previous frame left. The export verifies a run of both against diffusers' own loop.
+The decoder has two graphs: one decodes the first latent frame, the other decodes each later frame with the
+caches that the previous frame left. The export verifies a run of both against diffusers' own loop.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 PATCH = 2
 """Latents per token, along height and width."""
+ENCODER_TOLERANCE = {Precision.FP32: Tolerance(max_abs=1e-3, relative_l2=1e-4, cosine=0.99999)}
 DECODER_TOLERANCE = {Precision.FP32: Tolerance(max_abs=5e-3, relative_l2=1e-4, cosine=0.99999)}
 
 
@@ -86,6 +87,37 @@ def video_decoder(
         following, {"latents": StepInput(axis=2)}, {"sample": 2}, steps=4, reference=reference, first=first
     )
     return first, following, stepped
+
+
+def picture_encoder(
+    config: Mapping[str, Any],
+    load: Callable[[Loading], AutoencoderKLWan],
+    axes: Mapping[str, Axis],
+    *,
+    whole_video: bool,
+) -> Component:
+    """Describe the encoder of a video's first picture.
+
+    Args:
+        config: Configuration of :class:`AutoencoderKLWan`.
+        load: Function that loads the VAE in float32.
+        axes: Axes by name, of which `token_height` and `token_width` are used, with two latents per token.
+        whole_video: True to encode the picture with frames of zeros after it, so that the last latent frame
+            repeats for every later one; False to encode the picture alone.
+    """
+    from slipway_export.networks.wan_vae_encoder import FrameEncoder, PictureEncoder, picture_latents
+
+    sides = plane(PATCH * config.get("scale_factor_spatial", 8))
+    frames = picture_latents(dict(config)) if whole_video else 1
+    network = PictureEncoder if whole_video else FrameEncoder
+    return Component(
+        name="vae_encoder",
+        inputs=(TensorSpec("image", DType.FLOAT32, (1, 3, *sides)),),
+        outputs=(TensorSpec("latents", DType.FLOAT32, (1, config["z_dim"], frames, *plane(PATCH))),),
+        axes=(axes["token_height"], axes["token_width"]),
+        load=lambda _, loading: network(load(loading)),
+        tolerance=ENCODER_TOLERANCE,
+    )
 
 
 def plane(scale: int) -> tuple[str, str]:

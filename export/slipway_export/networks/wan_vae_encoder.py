@@ -1,10 +1,11 @@
-"""Encoder of a Wan VAE for a video of which only the first picture is known.
+"""Encoders of a Wan VAE for the first picture of a video.
 
-The video consists of the picture and then frames of zeros. Only the first encoded frames depend on the
-picture, since every causal convolution reaches two frames back. Each layer here receives the frames that
-differ, the last of which represents all later ones, and returns the frames that differ after it, in the same
-form. So no frame is encoded that equals the previous one, the latents are valid for a video of any length,
-and the graph has no loop.
+:class:`FrameEncoder` encodes the picture alone. :class:`PictureEncoder` encodes a video of which only the
+picture is known. That video consists of the picture and then frames of zeros. Only the first encoded frames
+depend on the picture, since every causal convolution reaches two frames back. Each layer receives the frames
+that differ, the last of which represents all later ones, and returns the frames that differ after it, in the
+same form. So no frame is encoded that equals the previous one, the latents are valid for a video of any
+length, and the graph has no loop.
 """
 
 from __future__ import annotations
@@ -13,11 +14,12 @@ from typing import Any
 
 import torch
 from diffusers import AutoencoderKLWan
+from diffusers.models.autoencoders.autoencoder_kl_wan import patchify
 from torch import Tensor, nn
 
 
-class PictureEncoder(nn.Module):
-    """Encoder of a Wan VAE for a picture followed by frames of zeros."""
+class _Encoder(nn.Module):
+    """Encoder of a Wan VAE, with the scale of latents of unit variance."""
 
     latents_mean: Tensor
     latents_std: Tensor
@@ -25,9 +27,35 @@ class PictureEncoder(nn.Module):
     def __init__(self, vae: AutoencoderKLWan) -> None:
         super().__init__()
         self.encoder, self.quant_conv = vae.encoder, vae.quant_conv
+        self.patch_size = vae.config.patch_size or 1
         shape = (1, vae.config.z_dim, 1, 1, 1)
         self.register_buffer("latents_mean", torch.tensor(vae.config.latents_mean).view(shape))
         self.register_buffer("latents_std", torch.tensor(vae.config.latents_std).view(shape))
+
+    def scaled(self, hidden: Tensor) -> Tensor:
+        """Return the means of latents of unit variance from the encoder's output."""
+        mean = self.quant_conv(hidden).chunk(2, dim=1)[0]
+        latents: Tensor = (mean - self.latents_mean) / self.latents_std
+        return latents
+
+
+class FrameEncoder(_Encoder):
+    """Encoder of a Wan VAE for a single picture."""
+
+    def forward(self, image: Tensor) -> Tensor:
+        """Encode a picture.
+
+        Args:
+            image: Picture, [1, 3, height, width] in [-1, 1], float32.
+
+        Returns:
+            Means of the latents, [1, channels, 1, latent height, latent width], unit variance.
+        """
+        return self.scaled(self.encoder(patchify(image[:, :, None], self.patch_size)))
+
+
+class PictureEncoder(_Encoder):
+    """Encoder of a Wan VAE for a picture followed by frames of zeros."""
 
     def forward(self, image: Tensor) -> Tensor:
         """Encode a picture.
@@ -48,10 +76,7 @@ class PictureEncoder(nn.Module):
         hidden = _residual(middle.resnets[0], hidden)
         for attention, block in zip(middle.attentions, middle.resnets[1:], strict=True):
             hidden = _residual(block, attention(hidden))
-        hidden = _convolve(encoder.conv_out, encoder.nonlinearity(encoder.norm_out(hidden)))
-        mean = self.quant_conv(hidden).chunk(2, dim=1)[0]
-        latents: Tensor = (mean - self.latents_mean) / self.latents_std
-        return latents
+        return self.scaled(_convolve(encoder.conv_out, encoder.nonlinearity(encoder.norm_out(hidden))))
 
 
 def picture_latents(config: dict[str, object]) -> int:

@@ -54,6 +54,19 @@ def vae_config(path: Path, where: str) -> dict[str, Any]:
     return _config(read_torch_file(path, where, mapped=True), where)
 
 
+def config_of_shapes(shapes: Mapping[str, tuple[int, ...]], where: str) -> dict[str, Any]:
+    """Return the configuration of :class:`AutoencoderKLWan` that follows from a file's shapes.
+
+    Args:
+        shapes: Shapes by the file's keys.
+        where: Name of the file in error messages.
+
+    Raises:
+        InvalidRequest: The keys from which the configuration follows are missing, or are of another VAE.
+    """
+    return _config({key: torch.empty(shape, device="meta") for key, shape in shapes.items()}, where)
+
+
 def load_vae(path: Path, where: str) -> AutoencoderKLWan:
     """Load the VAE of a file, in float32, in eval mode and without gradients.
 

@@ -130,7 +130,7 @@ def authored_config(
     text: str,
     request: type[Request],
     events: Sequence[type[Event]],
-    usual: Mapping[str, int] = MappingProxyType({}),
+    usual: Mapping[str, int | float] = MappingProxyType({}),
     ranges: Mapping[str, tuple[int, int]] = MappingProxyType({}),
     words: Mapping[str, Sequence[str]] = MappingProxyType({}),
     examples: Mapping[str, str] = MappingProxyType({}),

@@ -16,7 +16,7 @@ from slipway_serving.runtime.backends.onnxruntime import session, signature
 from slipway_serving.runtime.backends.onnxruntime.signature import GraphTensor, Signature
 from slipway_serving.runtime.in_process import read_config
 from slipway_serving.runtime.input_sizes import read_ranges
-from slipway_serving.runtime.program import Settings, program_class
+from slipway_serving.runtime.program import CheckedProgram, Settings, program_class
 from slipway_serving.runtime.tensorrt.engine_file import check_engine, facts_file
 
 _TYPES = {"FLOAT": "float", "DOUBLE": "double"}
@@ -96,18 +96,21 @@ def _check_model(folder: Path, repositories: Sequence[Path]) -> None:
 
 
 def _check_program(settings: Settings) -> None:
-    """Check that the program of a model exists.
+    """Check that the program of a model exists and can serve the model's files.
 
     An export may run where the packages of a server are not installed. A program that needs one of them
     cannot be imported there. That says nothing about the server, so the error is ignored.
     """
     try:
-        program_class(settings)
+        program = program_class(settings)
     except InvalidRequest as error:
         own = settings.parameters.get("program", "").partition(".")[0]
         missing = error.__cause__.name or "" if isinstance(error.__cause__, ModuleNotFoundError) else own
         if missing.partition(".")[0] == own:
             raise
+        return
+    if isinstance(program, CheckedProgram):
+        program.check_files(settings)
 
 
 def _check_ensemble(config: Mapping[str, Any], repositories: Sequence[Path]) -> None:

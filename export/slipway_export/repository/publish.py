@@ -41,6 +41,8 @@ def stage_authored(model: AuthoredModel, staged: Path) -> Path:
         dirs_exist_ok=True,
         ignore=shutil.ignore_patterns("__pycache__"),
     )
+    # Triton loads no model without a version folder, and an empty one of an ensemble is in no wheel.
+    (folder / "1").mkdir(exist_ok=True)
     for name, content in model.files.items():
         _write(folder / name, content)
     if model.request is not None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from slipway_export.checkpoint.checkpoint import Checkpoint
+from slipway_export.checkpoint.lora.adapters import Lora
 from slipway_export.engines.decisions import Decisions
 from slipway_export.engines.providers import Provider
 from slipway_export.engines.tensorrt.choice import EngineChoice
@@ -332,6 +333,10 @@ class StagedExport:
                 name: {"source": location.source, "commit": location.commit}
                 for name, location in self._checkpoint.part_locations.items()
             }
+        if layouts := self._checkpoint.layouts(part.name for part in self._family.parts):
+            source["layouts"] = layouts
+        if loras := self._checkpoint.additions.loras:
+            source["loras"] = [self._lora_facts(lora) for lora in loras]
         planned = self.source.axes
         facts: dict[str, Any] = {
             "family": self._family.name,
@@ -353,7 +358,19 @@ class StagedExport:
                 "not_verified": [asdict(left) for left in self.finished.left_out if left.graph in labels],
                 "made": self.finished.facts(parts),
             }
+            loras = self._checkpoint.additions.loras
+            if own := [self._lora_facts(lora) for lora in loras if lora.component == parts[0].name]:
+                facts["loras"] = own
         return facts
+
+    def _lora_facts(self, lora: Lora) -> dict[str, Any]:
+        return {
+            "component": lora.component,
+            "source": lora.source,
+            "scale": lora.scale,
+            "commit": lora.commit,
+            "sha256": self.source.digests.of(lora.path),
+        }
 
     def _facts_of_engine(self, parts: Sequence[Component]) -> dict[str, Any]:
         choices = {

@@ -25,6 +25,7 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 from slipway_export.spec import Component, Loading, Precision
 from slipway_serving.protocol.axis_expressions import Point
+from slipway_serving.protocol.errors import raise_all
 
 if TYPE_CHECKING:
     from slipway_export.sizing.machine import Speed
@@ -67,6 +68,9 @@ def counted(component: Component, points: Sequence[Point]) -> list[Work]:
     Args:
         component: Component whose network is built once, in float32, without reading its weights.
         points: Points at which the work is counted, sizes by axis.
+
+    Raises:
+        InvalidRequest: An output of the network has another shape than the description says.
     """
     return works(component, component.load(Precision.FP32, Loading.ON_DISK), points)
 
@@ -111,8 +115,24 @@ def _counted(component: Component, module: torch.nn.Module, fake: FakeTensorMode
             torch.empty(tensor.at(point), dtype=getattr(torch, tensor.dtype.value))
             for tensor in component.inputs
         ]
-        module(*inputs)
+        outputs = module(*inputs)
+    _check_shapes(component, outputs, point)
     return tally.work
+
+
+def _check_shapes(component: Component, outputs: torch.Tensor | Sequence[torch.Tensor], point: Point) -> None:
+    """Refuse a network whose outputs have other shapes than its description says."""
+    given = [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
+    sizes = ", ".join(f"{axis}={size}" for axis, size in point.items())
+    raise_all(
+        component.label,
+        [
+            f"{tensor.name} of the checkpoint's network must have the shape {list(tensor.at(point))}"
+            f" at {sizes}, got {list(output.shape)}; this kind of network is not supported"
+            for tensor, output in zip(component.outputs, given, strict=False)
+            if tuple(output.shape) != tensor.at(point)
+        ],
+    )
 
 
 class _Tally(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -44,7 +44,7 @@ def estimate_torch(component: Component, choice: TorchChoice, machine: Machine) 
     parameters = sum(weight.numel() for weight in network.parameters())
     loaded = sum(weight.nbytes for weight in network.parameters())
     memory = loaded - _saved(component, network, choice)
-    files = {(tensor.file, tensor.key): tensor.bytes for tensor in stored_weights(network).values()}
+    files = {(tensor.file, tensor.key): tensor.disk_bytes for tensor in stored_weights(network).values()}
     times = {name: verified_s(each, 4 * parameters / 1e9, machine) for name, each in work.items()}
     opt = work["opt"]
     on_cpu = memory + ARENA * opt.bytes

@@ -37,7 +37,7 @@ class AuthoredModel:
         usual: Values of the request's fields that the exported axes are tuned for. The model's configuration
             includes them, so that a client that does not know the checkpoint can ask for what it can make.
         ranges: Smallest and largest values of the request's fields that the exported axes allow, for clients
-            that check a request before they send it.
+            that check a request before they send it. For a picture it is the number of pictures, 0 or 1.
         words: Words that the checkpoint knows in text fields of the request, by field. A checkpoint that
             knows few words names them, so that a form can show them.
         examples: Examples of the request's fields that come with the checkpoint, for people who have none of
@@ -49,7 +49,7 @@ class AuthoredModel:
     source: str | Path | None = None
     request: type[Request] | None = None
     events: tuple[type[Event], ...] = ()
-    usual: Mapping[str, int] = field(default_factory=dict)
+    usual: Mapping[str, int | float] = field(default_factory=dict)
     ranges: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     words: Mapping[str, Sequence[str]] = field(default_factory=dict)
     examples: Mapping[str, str] = field(default_factory=dict)
@@ -114,6 +114,7 @@ class Variant:
         layout: Layout as :attr:`Family.layout`; the family's when None.
         files: Files as :attr:`Family.files`; the family's when None.
         graph_file: Graph file as :attr:`Family.graph_file`; the family's when None.
+        supplied: Files as :attr:`Family.supplied`; the family's when None.
     """
 
     summary: str
@@ -121,6 +122,7 @@ class Variant:
     layout: tuple[str | Part, ...] | None = None
     files: Mapping[str, NamedFile] | None = None
     graph_file: GraphFile | None = None
+    supplied: Mapping[str, Callable[[], bytes]] | None = None
 
 
 @dataclass(frozen=True)
@@ -150,6 +152,10 @@ class Family:
             (``--model-type``).
         state_size: Function that returns the size of a stopped video's state at the usual size of a video,
             from the version folder of the family's pipeline; None if the family has no such videos.
+        takes_schedule: True if the plan gives the served model the schedule that the user chose for it
+            (``--steps-list``, ``--flow-shift``).
+        supplied: Functions that return the content of configuration files which the public checkpoint lacks,
+            by path in the layout. They are used for a checkpoint with none of these files.
     """
 
     name: str
@@ -168,6 +174,8 @@ class Family:
     graph_file: GraphFile | None = None
     former_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     state_size: Callable[[Path], StateSize] | None = None
+    takes_schedule: bool = False
+    supplied: Mapping[str, Callable[[], bytes]] = field(default_factory=dict)
 
     def variant(self, name: str | None) -> Family:
         """Return the family with the plan and the files of one of its variants.
@@ -190,6 +198,7 @@ class Family:
             layout=self.layout if chosen.layout is None else chosen.layout,
             files=self.files if chosen.files is None else chosen.files,
             graph_file=self.graph_file if chosen.graph_file is None else chosen.graph_file,
+            supplied=self.supplied if chosen.supplied is None else chosen.supplied,
         )
 
     @property

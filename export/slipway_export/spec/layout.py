@@ -9,7 +9,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Part:
-    """A folder of a checkpoint, which may also lie in a place of its own (``--part NAME=DIR|HUB_ID``).
+    """A folder of a checkpoint, which may also lie in a place of its own (``--part NAME=DIR|FILE|HUB_ID``).
 
     Args:
         name: Name of the folder, e.g. ``text_encoder``.
@@ -17,12 +17,15 @@ class Part:
         optional: True if a checkpoint may lack the part.
         components: Names of the components made of this part alone, so that it may also be given by itself
             (``--model-path``).
+        lora: Name of the component that a LoRA of this part is given for (``--lora``); None if the part takes
+            no LoRA.
     """
 
     name: str
     files: tuple[str, ...] = ()
     optional: bool = False
     components: tuple[str, ...] = ()
+    lora: str | None = None
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from slipway_export.checkpoint.checkpoint import Checkpoint
+from slipway_export.checkpoint.lora.requests import recorded_additions
 from slipway_export.checkpoint.opening import open_checkpoint
 from slipway_export.engines.choice import TorchChoice
 from slipway_export.engines.device import Device
@@ -124,7 +125,10 @@ def verify_placed(
             }
             checkpoint_source = source or manifest["checkpoint"]["source"]
             with open_checkpoint(
-                family, checkpoint_source, recorded if parts is None else parts
+                family,
+                checkpoint_source,
+                recorded if parts is None else parts,
+                requested=recorded_additions(manifest["checkpoint"]),
             ) as checkpoint:
                 exported = _Group(checkpoint, _plan(checkpoint, manifest), group, device, scratch, report)
                 known |= {component.name for component in exported.components}

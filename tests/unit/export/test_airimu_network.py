@@ -160,7 +160,9 @@ def test_checkpoint_with_wrong_weights_names_them(tmp_path: Path) -> None:
     ):
         load_network(tmp_path, "here")
     torch.save({"epoch": 1}, path)
-    with pytest.raises(InvalidRequest, match="must have model_state_dict, got epoch"):
+    with pytest.raises(
+        InvalidRequest, match="model_state_dict, state_dict, model, or tensors alone, got epoch"
+    ):
         load_network(tmp_path, "here")
     path.write_bytes(b"half a file")
     with pytest.raises(InvalidRequest, match="must be a file of torch.save"):

@@ -9,6 +9,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import fake_hub
 import pytest
 import torch
 from diffusers import HunyuanVideoFramepackTransformer3DModel
@@ -17,7 +18,6 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
 from slipway_cli.root import run
-from slipway_export.checkpoint import opening
 from slipway_export.checkpoint.axes import axes_of
 from slipway_export.checkpoint.opening import open_checkpoint
 from slipway_export.families.framepack_i2v.family import FAMILY, facts_of
@@ -125,10 +125,10 @@ def test_tokenizer_is_refused_when_its_ids_have_no_embedding(
 
 
 def test_scheduler_is_refused_when_no_request_could_use_it(copy: Path) -> None:
-    edit(copy / "scheduler/scheduler_config.json", stochastic_sampling=True)
+    edit(copy / "scheduler/scheduler_config.json", invert_sigmas=True)
     with pytest.raises(
         InvalidRequest,
-        match=r"scheduler/scheduler_config\.json: stochastic_sampling must be False, .* got True",
+        match=r"scheduler/scheduler_config\.json: invert_sigmas must be False, .* got True",
     ):
         planned(copy)
 
@@ -171,20 +171,17 @@ def test_transformer_alone_takes_the_public_image_encoders_tokens(tiny: Path) ->
 def test_folder_of_a_hub_id_is_a_place_of_a_part(
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[tuple[str, list[str] | None]] = []
-
-    def download(hub_id: str, _: str, *, allow: list[str] | None = None, **__: object) -> Path:
-        asked.append((hub_id, allow))
-        return tiny
-
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(opening, "_download", download)
-    assert tuple(planned("", {"vae": "some/where/vae"})) == ("vae_encoder", "vae_decoder")
-    assert asked == [("some/where", ["vae/*"])]
-    with pytest.raises(
-        InvalidRequest, match="part vae must be a folder in hub repository some/where, got nothing"
-    ):
-        planned("", {"vae": "some/where/nothing"})
+    with fake_hub.serving() as hub:
+        fake_hub.use(hub, tmp_path / "cache", monkeypatch)
+        hub.repositories["some/where"] = tiny
+        assert tuple(planned("", {"vae": "some/where/vae"})) == ("vae_encoder", "vae_decoder")
+        assert {name.split("/")[2] for name in hub.files} == {"vae"}
+        with pytest.raises(
+            InvalidRequest, match="part vae must be a folder in hub repository some/where, got nothing"
+        ):
+            planned("", {"vae": "some/where/nothing"})
+        fake_hub.forget()
 
 
 def test_transformer_is_refused_when_it_is_hunyuanvideos_own(copy: Path) -> None:

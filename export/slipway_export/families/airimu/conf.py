@@ -64,10 +64,10 @@ def read_conf(folder: Path, source: str) -> Conf:
     network = entries("train.network", None)
     if not isinstance(network, str) or network not in LEAD_GRAVITY_M_S2:
         known = " or ".join(LEAD_GRAVITY_M_S2)
-        raise InvalidRequest(
-            f"{where}: train.network must be {known}, got {network!r}; includes are not followed,"
-            " try the entry in the file itself"
-        )
+        fix = "no other network is supported"
+        if network is None:
+            fix = "includes are not followed, try the entry in the file itself"
+        raise InvalidRequest(f"{where}: train.network must be {known}, got {network!r}; {fix}")
     collates = LEAD_GRAVITY_M_S2[network]
     collate = entries("dataset.collate", "base")
     if not isinstance(collate, str) or collate not in collates:

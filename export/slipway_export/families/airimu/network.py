@@ -17,9 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from slipway_export.checkpoint.torch_file import load_weights, read_torch_file
+from slipway_export.checkpoint.torch_file import load_weights, read_torch_file, state_in
 from slipway_export.families.airimu.conf import WEIGHTS_FILE, Conf, read_conf
-from slipway_serving.protocol.errors import InvalidRequest
 
 CORRECTIONS = ("correction_acc", "correction_gyro")
 COVARIANCES = ("acc_cov", "gyro_cov")
@@ -268,12 +267,9 @@ def load_network(folder: Path, source: str) -> Network:
     network = build(conf)
     where = f"checkpoint {source}: {WEIGHTS_FILE}"
     content = read_torch_file(folder / WEIGHTS_FILE, where)
-    if "model_state_dict" not in content:
-        raise InvalidRequest(f"{where} must have model_state_dict, got {', '.join(map(str, content))}")
-    state = content["model_state_dict"]
-    if isinstance(state, dict):
-        # Older versions of pypose stored the constants of its integrator with the weights.
-        state = {key: value for key, value in state.items() if not str(key).startswith("integrator.")}
+    state = state_in(content, network.state_dict().keys(), where)
+    # Older versions of pypose stored the constants of its integrator with the weights.
+    state = {key: value for key, value in state.items() if not key.startswith("integrator.")}
     load_weights(network, state, where)
     return network.eval().requires_grad_(False)
 

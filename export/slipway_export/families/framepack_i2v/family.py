@@ -345,7 +345,7 @@ FAMILY = Family(
     served=(NAME,),
     requests=(ImageToVideoRequest,),
     layout=(
-        Part("transformer", ("config.json",), components=("transformer",)),
+        Part("transformer", ("config.json",), components=("transformer",), lora="transformer"),
         Part("text_encoder", ("config.json",), components=("llama_text",)),
         Part("text_encoder_2", ("config.json",), components=("clip_text",)),
         Part("image_encoder", ("config.json",), components=("siglip_image",)),

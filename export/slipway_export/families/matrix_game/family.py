@@ -1,6 +1,7 @@
 """Matrix-Game 2.0: a world that begins with a picture and that a mouse and a keyboard steer.
 
-A checkpoint is the folder `Skywork/Matrix-Game-2.0` with upstream's `configs` beside the weights. Each mode
+A checkpoint is the folder `Skywork/Matrix-Game-2.0`, with upstream's `configs` beside the weights; if there
+are none, the family's own copies of them apply. Each mode
 is a variant with its own files; all modes share the VAE and the CLIP. A mode's inference YAML and the
 `config.json` that it names give every size below. The inputs of upstream's exporter, a YAML and the network's
 weights, suffice for the network's graphs.
@@ -19,6 +20,7 @@ from slipway_export.checkpoint.checkpoint import Checkpoint
 from slipway_export.families.matrix_game import vision
 from slipway_export.families.matrix_game.causal_wan.config import BLOCK_FRAMES, POSITIONS
 from slipway_export.families.matrix_game.causal_wan.inference import MODES, inference_file, read_inference
+from slipway_export.families.matrix_game.causal_wan.tiny import public_file, public_files
 from slipway_export.families.matrix_game.denoiser import (
     World,
     block_denoiser,
@@ -209,6 +211,7 @@ def _mode(mode: str) -> dict[str, Any]:
             "config-path": NamedFile(yaml, Path(yaml), _model_config),
             "checkpoint-path": NamedFile(weights, leads_to=_common_files),
         },
+        "supplied": {file: partial(public_file, mode, file) for file in public_files(mode)},
         "graph_file": GraphFile(f"{mode}_denoiser", Path("outputs/causal_wan_model.onnx"), opset=17),
     }
 

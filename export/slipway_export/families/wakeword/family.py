@@ -163,6 +163,11 @@ def backbone_config(checkpoint: Checkpoint) -> dict[str, Any]:
         for name in ("max_length", "num_mel_bins")
         if preprocessor.get(name) != config[name]
     ]
+    if preprocessor.get("sampling_rate", SAMPLE_RATE_HZ) != SAMPLE_RATE_HZ:
+        problems.append(
+            f"sampling_rate of {PREPROCESSOR_FILE} must be {SAMPLE_RATE_HZ}, the rate to which the server"
+            f" resamples clips, got {preprocessor['sampling_rate']!r}"
+        )
     if problems:
         raise InvalidRequest(f"{where}: " + " | ".join(problems))
     return config

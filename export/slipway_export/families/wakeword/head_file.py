@@ -7,9 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from slipway_export.checkpoint.keys import shown_keys
 from slipway_export.checkpoint.torch_file import checked_weights, read_torch_file
 from slipway_export.families.wakeword.network import HeadConfig, WakeWordHead
 from slipway_serving.protocol.errors import InvalidRequest
@@ -105,7 +107,8 @@ def read_head(path: Path, where: str) -> SavedHead:
     content = read_torch_file(path, where)
     if missing := [name for name in _REQUIRED if name not in content]:
         raise InvalidRequest(
-            f"{where}: {', '.join(missing)} must be in a wake-word head, got {', '.join(map(str, content))}"
+            f"{where}: {', '.join(missing)} must be in a wake-word head, got"
+            f" {shown_keys([*map(str, content)])}"
         )
     rate = content.get("sample_rate", SAMPLE_RATE_HZ)
     if rate != SAMPLE_RATE_HZ:
@@ -131,8 +134,17 @@ def read_head(path: Path, where: str) -> SavedHead:
         f"{name} must be a text, got {text!r}" for name, text in texts.items() if not _is_text(text)
     ]:
         raise InvalidRequest(f"{where}: " + " | ".join(wrong))
-    more = {str(name): value for name, value in content.items() if name not in _FIELDS}
+    more = {str(name): _plain(value) for name, value in content.items() if name not in _FIELDS}
     return SavedHead(config, state, texts["wake_word"], float(threshold), texts["base_model"], more)
+
+
+def _plain(value: object) -> object:
+    """Return an entry without NumPy's types, which training scripts leave in metrics."""
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist()
+    if isinstance(value, Mapping):
+        return {key: _plain(each) for key, each in value.items()}
+    return [_plain(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def _is_text(value: object) -> bool:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
+import yaml
+
 from slipway_export.families.matrix_game.causal_wan.config import BLOCK_FRAMES
-from slipway_export.families.matrix_game.causal_wan.inference import MODES
+from slipway_export.families.matrix_game.causal_wan.inference import MODES, inference_file
 
 _STEPS = {"templerun": [1000, 750, 500, 250]}
 _WINDOWS = {"gta_drive": 4}
@@ -95,6 +98,19 @@ def public_config(mode: str) -> dict[str, Any]:
 def public_inference(mode: str) -> dict[str, Any]:
     """Return the content of a mode's inference YAML, with latents of the public size."""
     return _inference(mode, _PUBLIC_LATENTS)
+
+
+def public_files(mode: str) -> tuple[str, str]:
+    """Return the paths of a mode's configurations, which upstream keeps apart from the weights."""
+    return inference_file(mode), f"{config_folder(mode)}/config.json"
+
+
+def public_file(mode: str, file: str) -> bytes:
+    """Return the content of a file of :func:`public_files`."""
+    content = public_inference(mode) if file == inference_file(mode) else public_config(mode)
+    if file.endswith(".json"):
+        return (json.dumps(content, indent=2, sort_keys=True) + "\n").encode()
+    return yaml.safe_dump(content, sort_keys=False).encode()
 
 
 def tiny_inference(mode: str) -> dict[str, Any]:

@@ -1,0 +1,1 @@
+"""Layouts of checkpoints other than diffusers', read in place and presented as diffusers' layout."""

@@ -1,0 +1,96 @@
+"""Writers of the tiny checkpoint in other layouts, with the key names of the public files."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from diffusers import AutoencoderKLWan
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from slipway_export.checkpoint.layouts.names import WAN_TRANSFORMER, WAN_UMT5, Names
+from slipway_export.networks.wan_vae_file import source_of
+
+FP8 = torch.float8_e4m3fn
+
+
+def weights(checkpoint: Path, part: str) -> dict[str, Tensor]:
+    """Return the tensors of a part of a checkpoint in diffusers' layout."""
+    (file,) = (checkpoint / part).glob("*.safetensors")
+    return load_file(file)
+
+
+def renamed(tensors: Mapping[str, Tensor], names: Names) -> dict[str, Tensor]:
+    """Return tensors under the names of a layout."""
+    found = {names.to_file(key): tensor for key, tensor in tensors.items()}
+    assert None not in found
+    return {str(key): tensor.contiguous() for key, tensor in found.items()}
+
+
+def vae_state(checkpoint: Path) -> dict[str, Tensor]:
+    """Return the VAE's tensors under the authors' names."""
+    vae = AutoencoderKLWan.from_pretrained(checkpoint / "vae")
+    source = source_of(vae)
+    return {source(key).key: tensor.clone() for key, tensor in vae.state_dict().items()}
+
+
+def scaled(tensors: Mapping[str, Tensor], by_row: bool = False) -> dict[str, Tensor]:
+    """Return tensors as ComfyUI's fp8_scaled files have them: the products' weights in fp8 with scales."""
+    found: dict[str, Tensor] = {"scaled_fp8": torch.zeros(2, dtype=FP8)}
+    for key, tensor in tensors.items():
+        if not (key.startswith("blocks.") and key.endswith(".weight") and tensor.ndim == 2):
+            found[key] = tensor.to(torch.float16)
+            continue
+        largest = tensor.abs().amax(1, keepdim=True) if by_row else tensor.abs().max()
+        scale = largest / 448
+        found[key] = (tensor / scale).to(FP8)
+        found[key.removesuffix("weight") + "scale_weight"] = scale
+        found[key.removesuffix("weight") + "scale_input"] = torch.tensor(1.0)
+    return found
+
+
+def descaled(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the values of :func:`scaled` tensors by their keys, computed directly."""
+    return {
+        key: tensor.float() * tensors.get(key.removesuffix("weight") + "scale_weight", torch.tensor(1.0))
+        for key, tensor in tensors.items()
+        if key != "scaled_fp8" and "scale_" not in key.rpartition(".")[2].replace("scale_shift_table", "")
+    }
+
+
+def comfy_transformer(checkpoint: Path, file: Path, part: str = "transformer", prefix: str = "") -> Path:
+    """Write a part's transformer as ComfyUI's single file."""
+    state = renamed(weights(checkpoint, part), WAN_TRANSFORMER)
+    save_file({prefix + key: tensor for key, tensor in state.items()}, file)
+    return file
+
+
+def original(checkpoint: Path, folder: Path) -> Path:
+    """Write a checkpoint in Wan's original layout, with two experts."""
+    config = json.loads((checkpoint / "transformer/config.json").read_text())
+    heads = config["num_attention_heads"]
+    own: dict[str, Any] = {
+        "_class_name": "WanModel", "dim": heads * config["attention_head_dim"],
+        "eps": 1e-06, "ffn_dim": config["ffn_dim"], "freq_dim": config["freq_dim"], "in_dim": 16,
+        "model_type": "t2v", "num_heads": heads, "num_layers": config["num_layers"], "out_dim": 16,
+        "text_len": 512,
+    }  # fmt: skip
+    for part, name in (("transformer", "high_noise_model"), ("transformer_2", "low_noise_model")):
+        (folder / name).mkdir(parents=True)
+        (folder / name / "config.json").write_text(json.dumps(own))
+        state = renamed(weights(checkpoint, part), WAN_TRANSFORMER)
+        shards: tuple[dict[str, Tensor], ...] = ({}, {})
+        for i, (key, tensor) in enumerate(state.items()):
+            shards[i % 2][key] = tensor
+        for i, shard in enumerate(shards, 1):
+            save_file(shard, folder / name / f"diffusion_pytorch_model-{i:05}-of-00002.safetensors")
+    encoder = {k: v for k, v in weights(checkpoint, "text_encoder").items() if "embed_tokens" not in k}
+    torch.save(renamed(encoder, WAN_UMT5), folder / "models_t5_umt5-xxl-enc-bf16.pth")
+    torch.save(vae_state(checkpoint), folder / "Wan2.1_VAE.pth")
+    shutil.copytree(checkpoint / "tokenizer", folder / "google/umt5-xxl")
+    return folder
