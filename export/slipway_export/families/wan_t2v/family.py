@@ -1,4 +1,4 @@
-"""Wan text-to-video: Wan2.2-T2V-A14B (two experts) and Wan2.1 (one), in the layout of diffusers.
+"""Wan video: T2V-A14B, I2V-A14B and TI2V-5B of Wan2.2, and Wan2.1-T2V, in the layout of diffusers.
 
 The checkpoint's `model_index.json` and the parts' `config.json` give every size below; no value of a
 particular checkpoint is hard-coded here.
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from slipway_export.checkpoint.checkpoint import Checkpoint
 from slipway_export.checkpoint.known_words import known_words
+from slipway_export.families.wan_t2v.conditioning import check_widths, conditioning_of, vae_encoder
 from slipway_export.families.wan_t2v.presets import EXAMPLE_FILE, PATCH, PRESETS, PUBLIC_AXES
 from slipway_export.networks.wan_vae import video_decoder
 from slipway_export.spec import (
@@ -33,12 +34,8 @@ from slipway_export.spec import (
     Variant,
 )
 from slipway_export.verification.prompts import check_vocabulary, prompt_ids
-from slipway_serving.families.wan_t2v.request import (
-    FRAMES_PER_LATENT,
-    PIXELS_PER_TOKEN,
-    Denoising,
-    TextToVideoRequest,
-)
+from slipway_serving.families.wan_t2v.facts import CHANNELS, FIRST_FRAME, TEXT
+from slipway_serving.families.wan_t2v.request import Denoising, TextToVideoRequest, listed_defaults
 from slipway_serving.protocol.diffusion.requests import PromptEmbeds, PromptRequest
 from slipway_serving.protocol.errors import InvalidRequest
 from slipway_serving.protocol.video.requests import Decoding
@@ -99,21 +96,31 @@ def plan(checkpoint: Checkpoint, axes: Sequence[Axis], *, first_block_cache: boo
             requests may ask it to reuse the outputs of its later blocks.
 
     Raises:
-        InvalidRequest: The checkpoint is no text-to-video checkpoint of this family.
+        InvalidRequest: The checkpoint is none of this family.
     """
     index = checkpoint.config("model_index.json")
-    experts = _experts(checkpoint, index)
-    _check_widths(checkpoint, experts)
+    where = f"checkpoint {checkpoint.source}: model_index.json"
+    conditioning = conditioning_of(index, where)
+    if first_block_cache and conditioning != TEXT:
+        raise InvalidRequest(
+            f"{where}: variant must be left out for a checkpoint that takes pictures, got first-block-cache,"
+            " which is for text-to-video checkpoints"
+        )
+    experts = _experts(index, where)
+    check_widths(checkpoint, experts.values(), conditioning)
     _check_schedules(checkpoint)
     by_name = {axis.name: axis for axis in axes}
     vae = partial(_load_vae, checkpoint)
     first, following, stepped = video_decoder(checkpoint.config("vae/config.json"), vae, by_name)
     components = [_text_encoder(checkpoint)]
     for name, part in experts.items():
-        whole = _denoiser(checkpoint, part, name, by_name)
+        whole = _denoiser(checkpoint, part, name, by_name, conditioning)
         components += _cut_denoiser(checkpoint, part, whole) if first_block_cache else [whole]
+    encoder = vae_encoder(checkpoint, vae, by_name, conditioning)
     facts = partial(_pipeline_facts, checkpoint, index, experts, by_name, first_block_cache)
     cached = experts if first_block_cache else ()
+    usual, ranges = _usual_and_ranges(checkpoint, by_name)
+    ranges["image"] = (int(conditioning == CHANNELS), int(conditioning != TEXT))
     authored = (
         *(
             AuthoredModel(f"{NAME}_{name}", source="wan_t2v_cached_denoiser", request=Denoising)
@@ -128,13 +135,13 @@ def plan(checkpoint: Checkpoint, axes: Sequence[Axis], *, first_block_cache: boo
             "wan_t2v",
             {"1/pipeline.json": facts},
             request=TextToVideoRequest,
-            usual=_usual(by_name),
-            ranges=_ranges(by_name),
+            usual=usual | listed_defaults(checkpoint.additions.schedule.steps),
+            ranges=ranges,
             words=known_words(checkpoint),
             examples=_examples(checkpoint),
         ),
     )
-    return Plan((*components, first, following), authored, (stepped,))
+    return Plan((*components, *encoder, first, following), authored, (stepped,))
 
 
 def _examples(checkpoint: Checkpoint) -> dict[str, str]:
@@ -144,16 +151,8 @@ def _examples(checkpoint: Checkpoint) -> dict[str, str]:
     return {"prompt": checkpoint.file(EXAMPLE_FILE).read_text(encoding="utf-8").strip()}
 
 
-def _experts(checkpoint: Checkpoint, index: dict[str, Any]) -> dict[str, str]:
+def _experts(index: Mapping[str, Any], where: str) -> dict[str, str]:
     """Return the name of the checkpoint's part for each denoiser."""
-    where = f"checkpoint {checkpoint.source}: model_index.json"
-    if index.get("_class_name") != "WanPipeline":
-        raise InvalidRequest(f"{where}: _class_name must be WanPipeline, got {index.get('_class_name')!r}")
-    if index.get("expand_timesteps"):
-        raise InvalidRequest(
-            f"{where}: expand_timesteps must be false, got true; image-conditioned TI2V checkpoints are not"
-            " of this family"
-        )
     second = index.get("transformer_2") or [None, None]
     ratio = index.get("boundary_ratio")
     if second[1] is None:
@@ -165,25 +164,6 @@ def _experts(checkpoint: Checkpoint, index: dict[str, Any]) -> dict[str, str]:
             f"{where}: boundary_ratio must be between 0 and 1 with transformer_2, got {ratio}"
         )
     return {"denoiser_high": "transformer", "denoiser_low": "transformer_2"}
-
-
-def _check_widths(checkpoint: Checkpoint, experts: dict[str, str]) -> None:
-    """Refuse parts that do not fit together, as parts from different repositories may not."""
-    problems = []
-    for part in experts.values():
-        config = checkpoint.config(f"{part}/config.json")
-        for key, other, other_key in (
-            ("text_dim", "text_encoder", "d_model"),
-            ("in_channels", "vae", "z_dim"),
-        ):
-            expected = checkpoint.config(f"{other}/config.json").get(other_key)
-            if config.get(key) != expected:
-                problems.append(
-                    f"{checkpoint.where(part)}: {part}/config.json: {key} must be {expected} as {other_key}"
-                    f" of {other} ({checkpoint.where(other)}), got {config.get(key)}"
-                )
-    if problems:
-        raise InvalidRequest(" | ".join(problems))
 
 
 def _check_schedules(checkpoint: Checkpoint) -> None:
@@ -250,7 +230,9 @@ def _text_encoder(checkpoint: Checkpoint) -> Component:
     )
 
 
-def _denoiser(checkpoint: Checkpoint, part: str, name: str, axes: dict[str, Axis]) -> Component:
+def _denoiser(
+    checkpoint: Checkpoint, part: str, name: str, axes: dict[str, Axis], conditioning: str
+) -> Component:
     """Describe a denoiser of a checkpoint."""
     config = checkpoint.config(f"{part}/config.json")
     if list(config["patch_size"]) != [1, PATCH, PATCH]:
@@ -262,9 +244,10 @@ def _denoiser(checkpoint: Checkpoint, part: str, name: str, axes: dict[str, Axis
     def load(precision: Precision, loading: Loading) -> nn.Module:
         from diffusers import WanTransformer3DModel
 
-        from slipway_export.families.wan_t2v.network import Denoiser
+        from slipway_export.families.wan_t2v.network import Denoiser, FrameTimestepDenoiser
 
-        return Denoiser(checkpoint.load(part, WanTransformer3DModel, precision, loading))
+        network = FrameTimestepDenoiser if conditioning == FIRST_FRAME else Denoiser
+        return network(checkpoint.load(part, WanTransformer3DModel, precision, loading))
 
     def lower(module: nn.Module) -> AbstractContextManager[None]:
         from slipway_export.families.wan_t2v.network import rotation
@@ -276,15 +259,17 @@ def _denoiser(checkpoint: Checkpoint, part: str, name: str, axes: dict[str, Axis
 
         return rotation(module, fused=False)
 
-    latents = ("batch", config["in_channels"], "latent_frames", "2 * token_height", "2 * token_width")
+    grid = ("latent_frames", "2 * token_height", "2 * token_width")
+    timestep = ("batch", "latent_frames") if conditioning == FIRST_FRAME else ("batch",)
+    out_channels = config.get("out_channels") or config["in_channels"]
     return Component(
         name=name,
         inputs=(
-            TensorSpec("hidden_states", DType.FLOAT32, latents),
-            TensorSpec("timestep", DType.FLOAT32, ("batch",), values=(0, 1000)),
+            TensorSpec("hidden_states", DType.FLOAT32, ("batch", config["in_channels"], *grid)),
+            TensorSpec("timestep", DType.FLOAT32, timestep, values=(0, 1000)),
             TensorSpec("encoder_hidden_states", DType.FLOAT32, ("batch", TEXT_TOKENS, config["text_dim"])),
         ),
-        outputs=(TensorSpec("sample", DType.FLOAT32, latents),),
+        outputs=(TensorSpec("sample", DType.FLOAT32, ("batch", out_channels, *grid)),),
         axes=tuple(axes[axis] for axis in ("batch", "latent_frames", "token_height", "token_width")),
         load=load,
         lower=lower,
@@ -360,25 +345,25 @@ def _load_vae(checkpoint: Checkpoint, loading: Loading) -> AutoencoderKLWan:
     return checkpoint.load("vae", AutoencoderKLWan, Precision.FP32, loading)
 
 
-def _usual(axes: Mapping[str, Axis]) -> dict[str, int]:
-    """Return the video size for which the graphs are tuned."""
-    return _video_size(axes["latent_frames"].opt, axes["token_height"].opt, axes["token_width"].opt)
-
-
-def _ranges(axes: Mapping[str, Axis]) -> dict[str, tuple[int, int]]:
-    """Return the smallest and the largest video that the graphs can make."""
+def _usual_and_ranges(
+    checkpoint: Checkpoint, axes: Mapping[str, Axis]
+) -> tuple[dict[str, int | float], dict[str, tuple[int, int]]]:
+    """Return the video size for which the graphs are tuned, and the smallest and the largest video."""
+    config = checkpoint.config("vae/config.json")
+    temporal, spatial = config.get("scale_factor_temporal", 4), config.get("scale_factor_spatial", 8)
     names = ("latent_frames", "token_height", "token_width")
-    smallest = _video_size(*(axes[name].min for name in names))
-    largest = _video_size(*(axes[name].max for name in names))
-    return {name: (smallest[name], largest[name]) for name in smallest}
 
+    def size(latent_frames: int, token_height: int, token_width: int) -> dict[str, int]:
+        return {
+            "frames": temporal * (latent_frames - 1) + 1,
+            "height": PATCH * spatial * token_height,
+            "width": PATCH * spatial * token_width,
+        }
 
-def _video_size(latent_frames: int, token_height: int, token_width: int) -> dict[str, int]:
-    return {
-        "frames": FRAMES_PER_LATENT * (latent_frames - 1) + 1,
-        "height": PIXELS_PER_TOKEN * token_height,
-        "width": PIXELS_PER_TOKEN * token_width,
-    }
+    smallest, usual, largest = (
+        size(*(getattr(axes[name], end) for name in names)) for end in ("min", "opt", "max")
+    )
+    return dict(usual), {name: (smallest[name], largest[name]) for name in smallest}
 
 
 def _pipeline_facts(
@@ -396,6 +381,7 @@ def _pipeline_facts(
     models = {
         name: f"{NAME}_{name}" if name in experts else None for name in ("denoiser_high", "denoiser_low")
     }
+    models_of_all = {"prompt": f"{NAME}_prompt", **models, "vae_decoder": f"{NAME}_vae_decoder"}
     facts = {
         "scheduler": checkpoint.config(SCHEDULER_FILE),
         "boundary_ratio": index.get("boundary_ratio"),
@@ -409,10 +395,15 @@ def _pipeline_facts(
             for axis in (axes["latent_frames"], axes["token_height"], axes["token_width"])
         },
         "latent_rgb": {"weight": weight, "bias": bias},
-        "models": {"prompt": f"{NAME}_prompt", **models, "vae_decoder": f"{NAME}_vae_decoder"},
+        "models": models_of_all,
     }
     if first_block_cache:
         facts["first_block_cache"] = True
+    conditioning = conditioning_of(index, "model_index.json")
+    if conditioning != TEXT:
+        facts["conditioning"] = conditioning
+        facts["models"] = {**models_of_all, "vae_encoder": f"{NAME}_vae_encoder"}
+    facts |= checkpoint.additions.schedule.facts
     return (json.dumps(facts, indent=2) + "\n").encode()
 
 
@@ -432,9 +423,9 @@ FAMILY = Family(
         "model_index.json",
         Part("tokenizer"),
         Part("text_encoder", ("config.json",)),
-        Part("transformer", ("config.json",)),
+        Part("transformer", ("config.json",), lora="denoiser_high"),
         # The expert for low noise; model_index.json says if the checkpoint has one.
-        Part("transformer_2", ("config.json",), optional=True),
+        Part("transformer_2", ("config.json",), optional=True, lora="denoiser_low"),
         Part("vae", ("config.json",)),
         Part("scheduler", ("scheduler_config.json",)),
     ),
@@ -442,6 +433,7 @@ FAMILY = Family(
     presets=PRESETS,
     plan=plan,
     state_size=_state_size,
+    takes_schedule=True,
     variants={
         "first-block-cache": Variant(
             "denoisers that requests may ask to reuse what their later blocks gave (cache_threshold)",

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from diffusers import AutoencoderKLWan, WanTransformer3DModel
 from diffusers.models.attention_dispatch import dispatch_attention_fn
+from diffusers.models.autoencoders.autoencoder_kl_wan import unpatchify
 from diffusers.models.transformers.transformer_wan import WanAttention
 from torch import Tensor, nn
 from transformers import UMT5EncoderModel
@@ -70,6 +71,26 @@ class Denoiser(nn.Module):
             hidden_states.to(dtype), timestep, encoder_hidden_states, return_dict=False
         )[0]
         return sample.float()
+
+
+class FrameTimestepDenoiser(Denoiser):
+    """Wan transformer of Wan2.2-TI2V, where each token has a timestep: that of its latent frame."""
+
+    def forward(self, hidden_states: Tensor, timestep: Tensor, encoder_hidden_states: Tensor) -> Tensor:
+        """Predict the flow of a batch of latents.
+
+        Args:
+            hidden_states: Noisy latents, [batch, channels, latent_frames, height / 16, width / 16], float32.
+            timestep: Timestep of each latent frame, [batch, latent_frames], float32, 0 to 1000.
+            encoder_hidden_states: Embeddings of the prompt, [batch, 512, text_dim], float32.
+
+        Returns:
+            Flow, same shape and dtype as `hidden_states`.
+        """
+        _, rows, columns = self.transformer.config.patch_size
+        tokens = (hidden_states.shape[3] // rows) * (hidden_states.shape[4] // columns)
+        of_tokens = timestep.unsqueeze(2).expand(-1, -1, tokens).flatten(1)
+        return super().forward(hidden_states, of_tokens, encoder_hidden_states)
 
 
 def _keep_sensitive_in_float32(transformer: WanTransformer3DModel) -> None:
@@ -223,6 +244,7 @@ class DecoderStep(nn.Module):
         super().__init__()
         self.post_quant_conv, self.decoder = vae.post_quant_conv, vae.decoder
         self.caches, self.first = caches, first
+        self.patch_size = vae.config.patch_size or 1
         shape = (1, vae.config.z_dim, 1, 1, 1)
         self.register_buffer("latents_mean", torch.tensor(vae.config.latents_mean).view(shape))
         self.register_buffer("latents_std", torch.tensor(vae.config.latents_std).view(shape))
@@ -231,7 +253,7 @@ class DecoderStep(nn.Module):
         """Decode one latent frame.
 
         Args:
-            latents: Latent frame, [1, channels, 1, height / 8, width / 8], float32.
+            latents: Latent frame, [1, channels, 1, latent height, latent width], float32.
             caches: Caches of two frames each; None before the first latent frame.
 
         Returns:
@@ -244,7 +266,8 @@ class DecoderStep(nn.Module):
         new_caches = tuple(
             self._two_frames(slot, cache, latents) for slot, cache in zip(slots, self.caches, strict=True)
         )
-        return (sample.clamp(-1.0, 1.0), *new_caches)
+        pixels = unpatchify(sample, self.patch_size)
+        return (pixels.clamp(-1.0, 1.0), *new_caches)
 
     def _two_frames(self, slot: Tensor | str | None, cache: Cache, latents: Tensor) -> Tensor:
         """Return the content of a slot as two frames, with zeros for missing frames.

@@ -12,6 +12,7 @@ from typing import Any
 
 from slipway_export.checkpoint.demo import demo_preset
 from slipway_export.spec import Axis, Preset
+from slipway_serving.families.wan_t2v.facts import CHANNELS, FIRST_FRAME, TEXT
 
 EXAMPLE_FILE = "example.txt"
 """File of a checkpoint with a prompt for people who have none of their own."""
@@ -55,6 +56,7 @@ def _small(
     text_encoder: dict[str, Any],
     vae: dict[str, Any],
     attentive: bool = False,
+    conditioning: str = TEXT,
     **ranges: Any,
 ) -> Preset:
     """Return a preset that writes a small random checkpoint."""
@@ -65,13 +67,21 @@ def _small(
     def write(folder: Path, seed: int) -> None:
         from slipway_export.families.wan_t2v.random_checkpoint import write_checkpoint
 
-        write_checkpoint(folder, configs, seed, attentive=attentive)
+        write_checkpoint(folder, configs, seed, attentive=attentive, conditioning=conditioning)
 
     return Preset(summary, configs, axes(**ranges), write)
 
 
-def _public(summary: str, experts: int, text_layers: int = 24, **transformer: Any) -> Preset:
-    """Return a preset with the widths of a public checkpoint: UMT5-xxl, and the VAE of Wan2.1."""
+def _public(
+    summary: str,
+    experts: int,
+    text_layers: int = 24,
+    conditioning: str = TEXT,
+    vae: dict[str, Any] | None = None,
+    ranges: tuple[Axis, ...] = PUBLIC_AXES,
+    **transformer: Any,
+) -> Preset:
+    """Return a preset with the widths of a public checkpoint: UMT5-xxl, and a VAE, by default Wan2.1's."""
     configs = _configs(
         {"attention_head_dim": 128, "text_dim": 4096, "freq_dim": 256} | transformer,
         {
@@ -82,32 +92,64 @@ def _public(summary: str, experts: int, text_layers: int = 24, **transformer: An
             "num_layers": text_layers,
             "feed_forward_proj": "gated-gelu",
         },
-        {"base_dim": 96, "num_res_blocks": 2, "temperal_downsample": [False, True, True]},
+        {"num_res_blocks": 2, "temperal_downsample": [False, True, True]} | (vae or {"base_dim": 96}),
     )
 
     def write(folder: Path, seed: int | None) -> None:
         from slipway_export.families.wan_t2v.random_checkpoint import stream_checkpoint
 
-        stream_checkpoint(folder, configs, seed, experts=experts)
+        stream_checkpoint(folder, configs, seed, experts=experts, conditioning=conditioning)
 
-    return Preset(summary, configs, PUBLIC_AXES, write, partial(write, seed=None))
+    return Preset(summary, configs, ranges, write, partial(write, seed=None))
 
 
+_TINY_TRANSFORMER = {
+    "num_attention_heads": 2,
+    "attention_head_dim": 24,
+    "text_dim": 32,
+    "freq_dim": 64,
+    "ffn_dim": 96,
+    "num_layers": 2,
+}
 TINY = _small(
     "random weights, 1 to 33 frames, 32 to 128 pixels a side; for the demo and the tests",
-    transformer={
-        "num_attention_heads": 2,
-        "attention_head_dim": 24,
-        "text_dim": 32,
-        "freq_dim": 64,
-        "ffn_dim": 96,
-        "num_layers": 2,
-    },
+    transformer=_TINY_TRANSFORMER,
     text_encoder={"d_kv": 8, "d_ff": 64, "num_heads": 4},
     vae={"base_dim": 8},
     attentive=True,
     latent_frames=(1, 5, 9),
     tokens=(2, 4, 8),
+)
+TINY_TI2V = _small(
+    "random weights in the form of Wan2.2-TI2V-5B, 1 to 17 frames, 64 to 160 pixels a side",
+    transformer={**_TINY_TRANSFORMER, "in_channels": 48, "out_channels": 48},
+    text_encoder={"d_kv": 8, "d_ff": 64, "num_heads": 4},
+    vae={
+        "base_dim": 8,
+        "decoder_base_dim": 8,
+        "z_dim": 48,
+        "is_residual": True,
+        "in_channels": 12,
+        "out_channels": 12,
+        "patch_size": 2,
+        "scale_factor_spatial": 16,
+        "latents_mean": [round(0.02 * place - 0.5, 4) for place in range(48)],
+        "latents_std": [round(0.5 + 0.02 * place, 4) for place in range(48)],
+    },
+    attentive=True,
+    conditioning=FIRST_FRAME,
+    latent_frames=(1, 3, 5),
+    tokens=(2, 3, 5),
+)
+TINY_I2V = _small(
+    "random weights in the form of Wan2.2-I2V-A14B, 1 to 17 frames, 32 to 80 pixels a side",
+    transformer={**_TINY_TRANSFORMER, "in_channels": 36, "out_channels": 16},
+    text_encoder={"d_kv": 8, "d_ff": 64, "num_heads": 4},
+    vae={"base_dim": 8},
+    attentive=True,
+    conditioning=CHANNELS,
+    latent_frames=(1, 3, 5),
+    tokens=(2, 3, 5),
 )
 SMALL = _small(
     "random weights, 6 layers of 8 x 64 heads, up to 33 frames of 320 pixels a side; for benchmarks",
@@ -174,11 +216,47 @@ _A14B_2_LAYERS = _public(
     ffn_dim=13_824,
 )
 
+_TI2V_5B = _public(
+    "random weights at the sizes of Wan2.2-TI2V-5B: one expert, the VAE of Wan2.2",
+    experts=1,
+    conditioning=FIRST_FRAME,
+    # A token has 32 pixels a side: 256 to 1280 pixels, up to 121 frames.
+    ranges=axes(latent_frames=(1, 21, 31), tokens=(8, 22, 40)),
+    vae={
+        "base_dim": 160,
+        "decoder_base_dim": 256,
+        "z_dim": 48,
+        "is_residual": True,
+        "in_channels": 12,
+        "out_channels": 12,
+        "patch_size": 2,
+        "scale_factor_spatial": 16,
+    },
+    num_attention_heads=24,
+    num_layers=30,
+    ffn_dim=14_336,
+    in_channels=48,
+    out_channels=48,
+)
+_I2V_A14B = _public(
+    "random weights at the sizes of Wan2.2-I2V-A14B: two experts",
+    experts=2,
+    conditioning=CHANNELS,
+    num_attention_heads=40,
+    num_layers=40,
+    ffn_dim=13_824,
+    in_channels=36,
+)
+
 PRESETS = {
     "tiny": TINY,
+    "tiny-ti2v": TINY_TI2V,
+    "tiny-i2v": TINY_I2V,
     "demo": DEMO,
     "small": SMALL,
     "1.3b": _1_3B,
     "a14b": _A14B,
     "a14b-2-layers": _A14B_2_LAYERS,
+    "ti2v-5b": _TI2V_5B,
+    "i2v-a14b": _I2V_A14B,
 }

@@ -13,11 +13,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from diffusers import AutoencoderKLWan, UniPCMultistepScheduler, WanPipeline, WanTransformer3DModel
+from diffusers import (
+    AutoencoderKLWan,
+    UniPCMultistepScheduler,
+    WanImageToVideoPipeline,
+    WanPipeline,
+    WanTransformer3DModel,
+)
 from torch import nn
 from transformers import T5Tokenizer, UMT5Config, UMT5EncoderModel
 
 from slipway_export.checkpoint.random_weights import Normal, RandomPart, check_space, write_part
+from slipway_serving.families.wan_t2v.facts import CHANNELS, FIRST_FRAME, TEXT
 
 SENTENCES = (
     "A serene lake at sunset, mirror-like water, mountains in the distance, warm light.",
@@ -29,16 +36,21 @@ SENTENCES = (
     "Blurred details, subtitles, worst quality, low quality, static, JPEG artefacts, extra fingers.",
 )
 
-BOUNDARY_RATIO = 0.875
+BOUNDARY_RATIO, IMAGE_BOUNDARY_RATIO = 0.875, 0.9
 _DIFFUSERS_STEM = "diffusion_pytorch_model"
 # Streamed weights get the modulation of `_modulated`.
 _MODULATED = (("blocks.*.scale_shift_table", Normal(std=0.7)),)
 
 
 def write_checkpoint(
-    folder: Path, configs: Mapping[str, Mapping[str, Any]], seed: int, *, attentive: bool = False
+    folder: Path,
+    configs: Mapping[str, Mapping[str, Any]],
+    seed: int,
+    *,
+    attentive: bool = False,
+    conditioning: str = TEXT,
 ) -> None:
-    """Write a checkpoint with two experts.
+    """Write a checkpoint with two experts, or with one if its conditioning is that of Wan2.2-TI2V.
 
     Args:
         folder: Folder of the checkpoint; it must exist.
@@ -46,19 +58,26 @@ def write_checkpoint(
         seed: Seed of the weights.
         attentive: True if the prompt changes the video, for tests; such sharp attention amplifies rounding
             far more than trained weights do.
+        conditioning: Conditioning besides the prompt, of
+            :data:`slipway_serving.families.wan_t2v.facts.CONDITIONINGS`.
     """
     shape = _attentive if attentive else _modulated
     state = torch.random.get_rng_state()
     torch.manual_seed(seed)
     try:
-        pipeline = WanPipeline(
+        one_expert, for_images = conditioning == FIRST_FRAME, conditioning == CHANNELS
+        ratio = IMAGE_BOUNDARY_RATIO if for_images else BOUNDARY_RATIO
+        pipeline = (WanImageToVideoPipeline if for_images else WanPipeline)(
             tokenizer=train_tokenizer(folder),
             text_encoder=UMT5EncoderModel(UMT5Config(**configs["text_encoder/config.json"])),
             transformer=shape(WanTransformer3DModel(**configs["transformer/config.json"])),
-            transformer_2=shape(WanTransformer3DModel(**configs["transformer/config.json"])),
+            transformer_2=None
+            if one_expert
+            else shape(WanTransformer3DModel(**configs["transformer/config.json"])),
             vae=spread(AutoencoderKLWan(**configs["vae/config.json"])),
-            scheduler=flow_scheduler(),
-            boundary_ratio=BOUNDARY_RATIO,
+            scheduler=flow_scheduler(5.0 if one_expert else 3.0),
+            boundary_ratio=None if one_expert else ratio,
+            expand_timesteps=one_expert,
         )
     finally:
         torch.random.set_rng_state(state)
@@ -66,7 +85,12 @@ def write_checkpoint(
 
 
 def stream_checkpoint(
-    folder: Path, configs: Mapping[str, Mapping[str, Any]], seed: int | None, *, experts: int = 2
+    folder: Path,
+    configs: Mapping[str, Mapping[str, Any]],
+    seed: int | None,
+    *,
+    experts: int = 2,
+    conditioning: str = TEXT,
 ) -> None:
     """Write a checkpoint of any size, a piece of a tensor at a time: denoisers and text encoder in bfloat16.
 
@@ -75,6 +99,7 @@ def stream_checkpoint(
         configs: Configurations as in :func:`write_checkpoint`.
         seed: Seed of the weights; None writes weight files without content.
         experts: Number of experts, 1 or 2.
+        conditioning: Conditioning besides the prompt, as in :func:`write_checkpoint`.
 
     Raises:
         InvalidRequest: The disk has too little free space.
@@ -89,7 +114,7 @@ def stream_checkpoint(
             for name in names
         }
         text_encoder = UMT5EncoderModel(text_config).to(torch.bfloat16)
-        vae = AutoencoderKLWan(**configs["vae/config.json"])
+        vae = AutoencoderKLWan(**_with_scale(configs["vae/config.json"]))
     # T5's attention does not divide by the root of a head's width; its query weights are smaller instead.
     queries = Normal(std=(text_config.d_model * text_config.d_kv) ** -0.5)
     text_rules = (("shared.weight", Normal()), ("*.q.weight", queries))
@@ -100,14 +125,16 @@ def stream_checkpoint(
     ]
     if seed is not None:
         check_space(folder, parts)
-    pipeline = WanPipeline(
+    ratio = IMAGE_BOUNDARY_RATIO if conditioning == CHANNELS else BOUNDARY_RATIO
+    pipeline = (WanImageToVideoPipeline if conditioning == CHANNELS else WanPipeline)(
         tokenizer=train_tokenizer(folder),
         text_encoder=text_encoder,
         vae=vae,
         scheduler=flow_scheduler(),
         transformer=transformers["transformer"],
         transformer_2=transformers.get("transformer_2"),
-        boundary_ratio=BOUNDARY_RATIO if experts == 2 else None,
+        boundary_ratio=ratio if experts == 2 else None,
+        expand_timesteps=conditioning == FIRST_FRAME,
     )
     pipeline.save_config(folder)
     pipeline.tokenizer.save_pretrained(folder / "tokenizer")
@@ -117,6 +144,13 @@ def stream_checkpoint(
         network.save_config(folder / name)
     for part in parts:
         write_part(folder, part, seed)
+
+
+def _with_scale(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a VAE's configuration with a scale of its latents; diffusers has a default for 16 channels."""
+    if config["z_dim"] == 16:
+        return dict(config)
+    return {"latents_mean": [0.0] * config["z_dim"], "latents_std": [1.0] * config["z_dim"], **config}
 
 
 def flow_scheduler(flow_shift: float = 3.0) -> UniPCMultistepScheduler:
