@@ -74,6 +74,7 @@ def _command(request: type[Request]) -> Callable[..., None]:
     """Return the function of a request's command, with a parameter for each option."""
 
     def run(
+        context: typer.Context,
         output_file: Path,
         url: str | None,
         protocol: Protocol | None,
@@ -85,7 +86,11 @@ def _command(request: type[Request]) -> Callable[..., None]:
     ) -> None:
         if issubclass(request, DenoisingRequest):
             session = Session(server_of(url, protocol), tls, json, quiet)
-            stop_options.generate(request, arguments, output_file, session, overwrite=overwrite)
+            sources = {name: context.get_parameter_source(name) for name in arguments}
+            left_out = {
+                name for name, source in sources.items() if source is None or source.name == "DEFAULT"
+            }
+            stop_options.generate(request, arguments, left_out, output_file, session, overwrite=overwrite)
             return
         form = saving.check_output(output_file, request.events, overwrite=overwrite)
         say = notes(quiet)
@@ -122,6 +127,7 @@ def _common_options(request: type[Request]) -> list[inspect.Parameter]:
     suffixes = saving.suffixes(request.events)
     file = typer.Option("--output", "-o", help=f"Output file, {' or '.join(suffixes)}.", metavar="FILE")
     return [
+        inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context),
         options.option("output_file", Annotated[Path, file], Path(f"out{suffixes[0]}")),
         *(stop_options.parameters() if issubclass(request, DenoisingRequest) else ()),
         options.option("url", Urls, None),

@@ -1,4 +1,4 @@
-"""Output files of a generation: encoded video as .mp4, frames as .npy, other arrays as .npz.
+"""Output files of a generation: video as .mp4, frames as .npy, a picture as .png, other arrays as .npz.
 
 The events of a request determine which of these its result can be. A file appears complete or not at all.
 """
@@ -16,19 +16,23 @@ from slipway_cli.files import place_problem, replaced_files, write_whole
 from slipway_client.results import Frames, Video, join_frames
 from slipway_serving.protocol.diffusion.stopping import STOP_EVENTS
 from slipway_serving.protocol.errors import InvalidRequest, Unrecoverable, raise_all
-from slipway_serving.protocol.events import Event, FramesPart, Progress, VideoPart
+from slipway_serving.protocol.events import Binary, Event, FramesPart, Picture, Progress, VideoPart
 from slipway_serving.protocol.events import tensors as event_tensors
 from slipway_serving.protocol.requests import Request
 
 # Suffix of the file and form of the requested result, by the event that carries the result.
 _FORMS: dict[type[Event], tuple[str, str]] = {VideoPart: (".mp4", "video"), FramesPart: (".npy", "frames")}
 _ARRAYS = ".npz"
+# Pillow's name of the format, by the suffix of a picture's file.
+_PICTURES = {".png": "PNG", ".jpg": "JPEG", ".webp": "WEBP"}
 
 
 def suffixes(events: Sequence[type[Event]]) -> list[str]:
     """Return the suffixes of the files that events can be written to, the usual one first."""
     found = [suffix for event, (suffix, _) in _FORMS.items() if event in events]
-    others = [event for event in events if event not in (*_FORMS, *STOP_EVENTS, Progress)]
+    if Picture in events:
+        found += _PICTURES
+    others = [event for event in events if event not in (*_FORMS, *STOP_EVENTS, Progress, Picture)]
     return [*found, *([_ARRAYS] if others else [])]
 
 
@@ -80,6 +84,10 @@ def write(request: Request, answers: Sequence[Any], path: Path) -> dict[str, Any
         arrays = _arrays(answers)
         write_whole(path, lambda file: np.savez(file, **arrays))
         return {"arrays": {name: list(array.shape) for name, array in arrays.items()}}
+    if path.suffix in _PICTURES:
+        picture = _picture(request, answers)
+        _write_picture(path, picture)
+        return {"width": picture.shape[1], "height": picture.shape[0]}
     frames = _frames(request, answers)
     write_whole(path, lambda file: np.save(file, frames))
     return _content(request, frames.shape)
@@ -90,7 +98,7 @@ def describe(content: Mapping[str, Any]) -> str:
     if "arrays" in content:
         return ", ".join(f"{name} {shape}" for name, shape in content["arrays"].items())
     if "frames" not in content:
-        return "a video"
+        return f"a picture, {content['width']}x{content['height']}" if "width" in content else "a video"
     size = f"{content['frames']} frames, {content['width']}x{content['height']}"
     return f"{size}, {content['fps']} fps" if "fps" in content else size
 
@@ -119,9 +127,40 @@ def _frames(request: Request, answers: Sequence[Any]) -> NDArray[np.uint8]:
     return join_frames(parts, request.model)
 
 
+def _picture(request: Request, answers: Sequence[Any]) -> NDArray[np.uint8]:
+    picture = next((answer for answer in answers if isinstance(answer, Picture)), None)
+    if picture is None:
+        raise Unrecoverable(
+            f"{request.model}: the server must send a picture, got none; see the server's log"
+        )
+    return picture.picture
+
+
+def _write_picture(path: Path, pixels: NDArray[np.uint8]) -> None:
+    from PIL import Image
+
+    picture = Image.fromarray(pixels, "RGB")
+    write_whole(path, lambda file: picture.save(file, _PICTURES[path.suffix], quality=95))
+
+
 def _arrays(answers: Sequence[Any]) -> dict[str, NDArray[Any]]:
     """Return the arrays of events by name; of several events each name is preceded by the event's number."""
-    found = [event_tensors(answer) for answer in answers if isinstance(answer, Event)]
+    found = [
+        {name: _plain(array) for name, array in event_tensors(answer).items()}
+        for answer in answers
+        if isinstance(answer, Event)
+    ]
     if len(found) == 1:
         return found[0]
     return {f"{index:03}_{name}": array for index, each in enumerate(found) for name, array in each.items()}
+
+
+def _plain(array: NDArray[Any]) -> NDArray[Any]:
+    """Return texts as an array of NumPy's text type, and bytes as numbers, so that no pickle is needed."""
+    if array.dtype != np.object_:
+        return array
+    values = list(array.reshape(-1))
+    if len(values) == 1 and isinstance(values[0], Binary):
+        return np.frombuffer(values[0], np.uint8)
+    texts = [value.decode("utf-8") if isinstance(value, bytes) else str(value) for value in values]
+    return np.array(texts, np.str_).reshape(array.shape)

@@ -7,7 +7,7 @@ so that each progress line belongs to one of them, and other callers keep the se
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,10 +23,14 @@ from slipway_client.address import Address
 from slipway_client.progress import Report, notes
 from slipway_serving.protocol.command_output import print_json
 from slipway_serving.protocol.diffusion.stopping import ContactSheet, DenoisingRequest
-from slipway_serving.protocol.errors import Unrecoverable
+from slipway_serving.protocol.errors import SlipwayError, Unrecoverable
+from slipway_serving.protocol.fields import fields_of
+from slipway_serving.protocol.requests import USUAL_PARAMETER
 
 if TYPE_CHECKING:
     from slipway_client import Client
+
+_SCHEDULE = ("steps", "guidance_scale")
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,29 @@ class Session:
 
         with Client(*self.address, tls=self.tls) as client, progress(what, self.quiet) as report:
             yield client, report
+
+    def schedule(self, kind: type[DenoisingRequest], names: Collection[str]) -> dict[str, Any]:
+        """Fetch the number of steps and the guidance that the served model takes by default.
+
+        A model that was distilled to a few steps has its own; the request's defaults suit any other.
+
+        Args:
+            kind: Class of the request.
+            names: Names of the fields whose defaults are needed; others are not fetched.
+        """
+        fields = {field.name: field for field in fields_of(kind) if field.name in {*_SCHEDULE} & {*names}}
+        if not fields:
+            return {}
+        with self.client() as (client, _):
+            try:
+                found = client.model_parameters(kind.model)
+            except SlipwayError:  # The request itself waits for the server, and reports what is wrong.
+                return {}
+        return {
+            name: field.kind(found[f"{USUAL_PARAMETER}{name}"])
+            for name, field in fields.items()
+            if f"{USUAL_PARAMETER}{name}" in found
+        }
 
     def print(self, document: dict[str, Any], line: str) -> None:
         """Print the result as one JSON document or as one line for people."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -43,6 +43,7 @@ def parameters() -> list[inspect.Parameter]:
 def generate(
     kind: type[DenoisingRequest],
     arguments: Mapping[str, Any],
+    left_out: Collection[str],
     output: Path,
     session: Session,
     *,
@@ -53,6 +54,7 @@ def generate(
     Args:
         kind: Class of the request.
         arguments: Values of the options by their names.
+        left_out: Names of the options that the user left out, whose values are the request's defaults.
         output: File of the video.
         session: Server and reports.
         overwrite: True if existing files may be replaced.
@@ -71,7 +73,10 @@ def generate(
     for state in states:
         checked = replace(files, state=state)
         values |= checked.check(kind, stop_after, overwrite=overwrite, where="generate")
-    request = kind(**values, **options.values(kind, arguments, notes(session.quiet)))
+    stated = values | options.values(kind, arguments, notes(session.quiet))
+    request = kind(**stated)
+    if own := session.schedule(kind, left_out):
+        request = kind(**{**stated, **own})
     if count > 1:
         make_drafts(seeded(request, count), files, session)
     else:

@@ -94,7 +94,7 @@ def chosen_model(
                 final=True,
             )
         return available[given]
-    fitting = [kind for kind in available.values() if _fits(kind, names)]
+    fitting = [kind for kind in available.values() if _fits(kind, names, served[kind.model])]
     if not fitting and len(available) == 1:
         # The check of its fields says more than that no model fits.
         fitting = list(available.values())
@@ -116,10 +116,14 @@ def chosen_model(
     )
 
 
-def _fits(kind: VideoKind, names: set[str]) -> bool:
-    has_picture = kind.picture is not None and ({PICTURE, kind.picture.name} & names)
-    needs_picture = kind.picture is not None and not kind.picture.optional
-    is_given = bool(has_picture) if needs_picture else not (PICTURE in names and kind.picture is None)
+def _fits(kind: VideoKind, names: set[str], served: ServedModel) -> bool:
+    fewest, most = 0, 0  # Pictures of a request.
+    if kind.picture is not None:
+        # A checkpoint that can do without a picture says if it takes one.
+        usual = (0, 0) if kind.picture.optional else (1, 1)
+        fewest, most = served.ranges.get(kind.picture.name, usual)
+    given = {PICTURE} if kind.picture is None else {PICTURE, kind.picture.name}
+    is_given = fewest <= bool(given & names) <= most
     return is_given and all(
         field.optional or field.name in names or field is kind.picture for field in kind.fields.values()
     )
@@ -156,6 +160,9 @@ def create(kind: VideoKind, given: Mapping[str, Any], served: ServedModel, highe
         for field in kind.fields.values()
         if not field.optional and field.name not in translated
     ]
+    if kind.picture is not None and kind.picture.optional:
+        is_given = kind.picture.name in translated
+        problems += served.picture_problems(kind.picture.name, PICTURE, is_given=is_given)
     raise_all(kind.model, problems)
     values = {name: value for name, value in values.items() if value is not None}
     _fill(kind, values, given, served, highest_priority)

@@ -56,7 +56,11 @@ def model_description(kind: VideoKind, served: ServedModel) -> dict[str, Any]:
         kind: Kind of the video.
         served: Usual values and ranges of the served model.
     """
-    fields = [_described(kind, field, served) for field in kind.fields.values()]
+    fields = [
+        _described(kind, field, served)
+        for field in kind.fields.values()
+        if field is not kind.picture or served.ranges.get(field.name) != (0, 0)
+    ]
     return {
         "summary": kind.summary,
         "family": kind.family,
@@ -71,7 +75,7 @@ def _described(kind: VideoKind, field: Field, served: ServedModel) -> dict[str, 
     found: dict[str, Any] = {
         "name": PICTURE if field is kind.picture else field.name,
         "type": "picture" if field is kind.picture else property_of(field)["type"],
-        "required": not field.optional,
+        "required": not field.optional or (field is kind.picture and served.ranges.get(field.name) == (1, 1)),
         "rule": field.rule.must,
         "help": field.rule.help,
         "default": default if isinstance(default, str | int | float | bool) else None,
@@ -82,7 +86,7 @@ def _described(kind: VideoKind, field: Field, served: ServedModel) -> dict[str, 
         found["choices"] = choices
     if words := served.words.get(field.name):
         found["known_words"] = words
-    if field.name in served.ranges:
+    if field.name in served.ranges and field is not kind.picture:
         found["minimum"], found["maximum"] = served.ranges[field.name]
     if field.name in served.examples:
         found["example"] = served.examples[field.name]

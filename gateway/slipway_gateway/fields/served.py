@@ -7,6 +7,7 @@ request that fails.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +20,7 @@ from slipway_serving.protocol.requests import (
 )
 from slipway_serving.protocol.rules import export_range_problems
 
+_NUMBER = re.compile(r"[0-9]+(?:\.[0-9]+)?")
 _UNITS = {"height": " px", "width": " px"}
 
 
@@ -30,7 +32,7 @@ class ServedModel:
         name: Name of the model.
         parameters: Parameters of its configuration.
         usual: Usual values of fields.
-        ranges: Smallest and largest values of fields.
+        ranges: Smallest and largest values of fields; for a picture, its smallest and largest number.
         examples: Examples of fields that come with the checkpoint; pictures are base64 text.
     """
 
@@ -38,12 +40,12 @@ class ServedModel:
     parameters: Mapping[str, str] = field(default_factory=dict)
 
     @property
-    def usual(self) -> dict[str, int]:
-        """Usual values of fields; a value that is no whole number is left out."""
+    def usual(self) -> dict[str, int | float]:
+        """Usual values of fields; a value that is no number without a sign is left out."""
         return {
-            name.removeprefix(USUAL_PARAMETER): int(value)
+            name.removeprefix(USUAL_PARAMETER): int(value) if value.isdigit() else float(value)
             for name, value in self.parameters.items()
-            if name.startswith(USUAL_PARAMETER) and value.isdigit()
+            if name.startswith(USUAL_PARAMETER) and _NUMBER.fullmatch(value)
         }
 
     @property
@@ -89,3 +91,18 @@ class ServedModel:
             if isinstance(value, int)
             for problem in export_range_problems(name, value, self.ranges[name], _UNITS.get(name, ""))
         ]
+
+    def picture_problems(self, name: str, public_name: str, *, is_given: bool) -> list[str]:
+        """Return a sentence if a request has a picture that the model refuses, or lacks one that it needs.
+
+        Args:
+            name: Name of the request's field.
+            public_name: Name by which callers know it.
+            is_given: True if the request has a picture.
+        """
+        fewest, most = self.ranges.get(name, (0, 1))
+        if fewest <= is_given <= most:
+            return []
+        if is_given:
+            return [f"{public_name} must be left out for this model's checkpoint, which takes no picture"]
+        return [f"{public_name} must be given for this model's checkpoint, got none; try a picture file"]

@@ -59,6 +59,7 @@ class Server:
 
     def __init__(self) -> None:
         self.requests: list[Any] = []
+        self.parameters: dict[str, str] = {}
         self.script: Script = lambda request, stop: iter([VIDEO])
 
     def __call__(self, url: str, protocol: str, *, tls: Path | None = None) -> Server:
@@ -70,6 +71,9 @@ class Server:
 
     def __exit__(self, *_: object) -> None:
         pass
+
+    def model_parameters(self, _: str) -> dict[str, str]:
+        return self.parameters
 
     def generate(self, request: DenoisingRequest, *, stop: threading.Event | None = None) -> Events:
         self.requests.append(request)
@@ -88,6 +92,15 @@ def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Server:
 def generate(*flags: str) -> int:
     size = ["--frames", "17", "--size", "64x64", "--steps", "8", "--seed", "3"]
     return root.run(["generate", "wan_t2v", "a lake", *size, "--url", "grpc://server:8001", *flags])
+
+
+def test_schedule_is_the_models_when_it_has_one_for_few_steps(server: Server) -> None:
+    server.parameters = {"usual_steps": "4", "usual_guidance_scale": "1.0", "usual_frames": "5"}
+    command = ["generate", "wan_t2v", "a lake", "--url", "grpc://server:8001", "--quiet", "--output", "v.mp4"]
+    assert root.run(command) == 0
+    assert root.run([*command, "--overwrite", "--steps", "8"]) == 0
+    found = [(each.steps, each.guidance_scale, each.frames) for each in server.requests]
+    assert found == [(4, 1.0, 81), (8, 1.0, 81)]
 
 
 def continue_video(*flags: str) -> int:

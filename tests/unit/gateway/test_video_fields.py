@@ -25,7 +25,7 @@ WAN = ServedModel(
     "wan_t2v",
     {
         "usual_frames": "33", "usual_height": "64", "usual_width": "64",
-        "range_frames": "1:33", "range_height": "32:64", "range_width": "32:64",
+        "range_frames": "1:33", "range_height": "32:64", "range_width": "32:64", "range_image": "0:0",
     },
 )  # fmt: skip
 FRAMEPACK = ServedModel("framepack_i2v", {"usual_height": "64", "usual_width": "64"})
@@ -89,7 +89,7 @@ def test_names_of_other_apis_mean_the_same_when_they_are_used(fields: dict[str, 
         ({"promt": "a"}, "promt must be a field of the model, got an unknown field; try one of"),
         ({"output": "frames"}, "output must be a field of the model"),
         ({"continue_from": "x"}, "continue_from must be a field of the model"),
-        ({"input_reference": b"x"}, "input_reference must be a field of the model"),
+        ({"input_reference": b"x"}, "input_reference must be left out for this model's checkpoint"),
         ({"priority": "now"}, "priority must be one of urgent, normal, low"),
         ({"draft": "video"}, "draft must come with stop_after_step"),
     ],
@@ -115,6 +115,27 @@ def test_picture_is_refused_when_it_is_none() -> None:
         create(KINDS["framepack_i2v"], {"prompt": "a", "input_reference": b"GIF89a"}, FRAMEPACK, "normal")
     with pytest.raises(InvalidRequest, match="input_reference must be given"):
         create(KINDS["framepack_i2v"], {"prompt": "a"}, FRAMEPACK, "normal")
+
+
+@pytest.mark.parametrize(("pictures", "given"), [("0:1", False), ("0:1", True), ("1:1", True)])
+def test_picture_is_taken_when_the_checkpoint_takes_one(pictures: str, given: bool) -> None:
+    served = ServedModel("wan_t2v", {**WAN.parameters, "range_image": pictures})
+    more = {"input_reference": picture()} if given else {}
+    made = create(KINDS["wan_t2v"], {"prompt": "a", **more}, served, "normal")
+    assert (made.picture is not None) is given
+
+
+@pytest.mark.parametrize(("pictures", "required"), [("0:0", None), ("0:1", False), ("1:1", True)])
+def test_form_asks_for_a_picture_when_the_checkpoint_takes_one(pictures: str, required: bool | None) -> None:
+    served = ServedModel("wan_t2v", {**WAN.parameters, "range_image": pictures})
+    fields = {field["name"]: field for field in model_description(KINDS["wan_t2v"], served)["fields"]}
+    assert fields.get("input_reference", {}).get("required") is required
+
+
+def test_picture_must_be_given_when_the_checkpoint_needs_one() -> None:
+    served = ServedModel("wan_t2v", {**WAN.parameters, "range_image": "1:1"})
+    with pytest.raises(InvalidRequest, match="input_reference must be given for this model's checkpoint"):
+        create(KINDS["wan_t2v"], {"prompt": "a"}, served, "normal")
 
 
 def test_draft_is_a_video_when_a_stop_is_asked_for() -> None:
