@@ -189,7 +189,7 @@ def _lose_shard(checkpoint: Path) -> str:
 
 def _other_pipeline(checkpoint: Path) -> str:
     (checkpoint / "model_index.json").write_text('{"_class_name": "FluxPipeline"}')
-    return "_class_name must be WanPipeline, got 'FluxPipeline'"
+    return "_class_name must be WanPipeline or WanImageToVideoPipeline, got 'FluxPipeline'"
 
 
 def _no_boundary(checkpoint: Path) -> str:
@@ -274,7 +274,8 @@ def test_export_refuses_checkpoint_that_is_nothing(tmp_path: Path) -> None:
     done = slipway("export", "wan_t2v", "--checkpoint", "no-such-thing", "--repository", tmp_path / "r")
     assert done.returncode == 2
     assert (
-        "checkpoint must be a preset (tiny, demo, small, 1.3b, a14b, a14b-2-layers), a folder, or a hub id,"
+        "checkpoint must be a preset (tiny, tiny-ti2v, tiny-i2v, demo, small, 1.3b, a14b, a14b-2-layers,"
+        " ti2v-5b, i2v-a14b), a folder, or a hub id,"
         " got 'no-such-thing'" in done.stderr
     )
 

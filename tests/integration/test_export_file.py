@@ -153,7 +153,7 @@ def test_output_without_one_graph_is_refused_by_the_names_of_graphs(
             ["--output", "g.bin", "--component", "tiny"],
             "output must be a file whose name ends with .onnx, got g.bin",
         ),
-        (["--repository", "r", "--part", "vae"], "part must be NAME=DIR|HUB_ID, got 'vae'"),
+        (["--repository", "r", "--part", "vae"], "part must be NAME=DIR|FILE|HUB_ID, got 'vae'"),
         (["--repository", "r", "--part", "a=b", "--part", "a=c"], "part a must be given once"),
         (["--repository", "r", "--part", "vae=."], "must be left out, because its checkpoints have no parts"),
     ],
@@ -251,30 +251,6 @@ def test_part_that_does_not_fit_the_others_is_refused(scattered: tuple[Path, Pat
         opened(rest, text_encoder=encoder, tokenizer=holder)
     wanted = f"text_dim must be 48 as d_model of text_encoder (part text_encoder from {encoder}), got 32"
     assert f"checkpoint {rest}: transformer/config.json: {wanted}" in str(refused.value)
-
-
-def test_part_by_hub_id_takes_its_folder_or_the_files_at_the_root(
-    scattered: tuple[Path, Path, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The hub is stood in for by folders; what would be downloaded is what is asked for."""
-    rest, encoder, holder = scattered
-    asked: list[tuple[str, object, object]] = []
-    places = {"some/encoder": encoder, "some/pipeline": holder}
-
-    def download(hub_id: str, allow_patterns: object, ignore_patterns: object) -> str:
-        asked.append((hub_id, allow_patterns, ignore_patterns))
-        return str(places[hub_id])
-
-    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
-    parts = {"text_encoder": "some/encoder", "tokenizer": "some/pipeline"}
-    with open_checkpoint(WAN, str(rest), parts) as checkpoint:
-        assert checkpoint.file("text_encoder/config.json") == encoder / "config.json"
-        assert checkpoint.file("tokenizer") == holder / "tokenizer"
-    assert asked == [
-        ("some/encoder", ["text_encoder/*"], None),
-        ("some/encoder", None, ["*/*"]),
-        ("some/pipeline", ["tokenizer/*"], None),
-    ]
 
 
 def small(axes: tuple[Axis, ...]) -> tuple[Axis, ...]:

@@ -39,6 +39,7 @@ ALLOWED = {
         "slipway_serving.families.framepack_i2v.denoising",
         "slipway_serving.families.framepack_i2v.facts",
         "slipway_serving.families.matrix_game.facts",
+        "slipway_serving.families.wan_t2v.facts",
         "slipway_serving.families.wakeword.words",
         "slipway_serving.families.wakeword.audio_limits",
         # An export tries a checkpoint's scheduler as the pipelines will.
