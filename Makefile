@@ -99,8 +99,9 @@ $(STUDIO_TOOLS)/installed: gateway/studio-tools.json
 	npm install --prefix $(STUDIO_TOOLS) --no-audit --no-fund --silent
 	@touch $@
 
-studio-check: $(STUDIO_TOOLS)/installed ## Types and format of the studio's scripts; needs npm
+studio-check: $(STUDIO_TOOLS)/installed ## Types, rules and format of the studio's scripts; needs npm
 	$(STUDIO_TOOLS)/node_modules/.bin/tsc --project gateway/tsconfig.json
+	$(STUDIO_TOOLS)/node_modules/.bin/eslint --config gateway/eslint.config.js $(STUDIO)
 	$(STUDIO_TOOLS)/node_modules/.bin/prettier --check --log-level warn $(STUDIO)
 
 unit: $(VENV)/installed ## Run the unit tests, which start no Triton, in a few minutes: two files at a time

@@ -84,7 +84,7 @@ def test_operator_sees_what_was_exported_how(browser: Any, gateway: Gateway) -> 
 
 def test_operator_sees_the_queue_and_the_text_of_a_failure(browser: Any, gateway: Gateway) -> None:
     with opened(browser, gateway) as page:
-        expect(page.get_by_text("No video has failed in the last hour.")).to_be_visible()
+        expect(page.get_by_text("Nothing has failed in the last hour.")).to_be_visible()
         job = gateway.create(prompt="too slow", steps=100, timeout_s=0.05)
         failed = gateway.until(job["id"], "failed")
         failures = page.get_by_role("region", name="Failures of the last hour")

@@ -78,6 +78,20 @@ export function replace(parent, ...children) {
 }
 
 /**
+ * Put elements in their order, and take all others out. Nothing is moved that is in its place, and what has the
+ * focus keeps it.
+ * @param {Element} parent Element that has these elements and nothing else.
+ * @param {Element[]} elements
+ */
+export function order(parent, elements) {
+  const { children } = parent;
+  if (elements.length === children.length && elements.every((each, at) => each === children[at])) return;
+  const focused = document.activeElement;
+  parent.replaceChildren(...elements);
+  if (focused instanceof HTMLElement && parent.contains(focused)) focused.focus();
+}
+
+/**
  * Say a sentence to people who use a screen reader, when they have a moment.
  * @param {string} text Sentence.
  */
@@ -155,5 +169,4 @@ const PATHS = {
   grid: "M4 4h7v7H4z|M13 4h7v7h-7z|M4 13h7v7H4z|M13 13h7v7h-7z",
   gamepad: "M7 7h10a5 5 0 0 1 0 10l-2-3H9l-2 3A5 5 0 0 1 7 7z|M8 9v4|M6 11h4|M16 11h2",
   save: "M5 4h11l3 3v13H5z|M8 4v5h7V4|M8 20v-6h8v6",
-  list: "M9 6h11|M9 12h11|M9 18h11|M4.5 6h.01|M4.5 12h.01|M4.5 18h.01",
 };

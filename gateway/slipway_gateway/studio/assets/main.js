@@ -5,6 +5,7 @@ import { api, ApiError, onKeyNeeded } from "./api.js";
 import { announce, element, icon, replace } from "./dom.js";
 import { sentence } from "./elements/error-note.js";
 import { askForKey } from "./elements/key-dialog.js";
+import { button } from "./elements/parts.js";
 import { keepSetting, setting } from "./settings.js";
 import { texts } from "./texts.js";
 import { view as fleet } from "./views/fleet.js";
@@ -112,7 +113,7 @@ function keyMissing() {
     { class: "empty" },
     icon("key"),
     element("h1", {}, title),
-    element("button", { type: "button", class: "button primary", on: { click: look } }, enter),
+    button(null, enter, look, "primary"),
   );
 }
 
@@ -120,6 +121,13 @@ function keyMissing() {
 function showState(text, kind) {
   replace(state, element("span", { class: `dot ${kind}` }), element("span", { class: "state-text" }, text));
   state.title = text;
+}
+
+/** Look again after a while, once. */
+function lookLater() {
+  clearTimeout(timer);
+  const pause_ms = models.some((model) => model.ready) ? LOOK_MS : FIRST_LOOK_MS;
+  if (!document.hidden) timer = setTimeout(look, pause_ms);
 }
 
 /** Read the models, and again after a while. */
@@ -147,7 +155,7 @@ async function look() {
     }
     if (!known) replace(main, element("p", { class: "empty" }, sentence(error)));
   }
-  timer = setTimeout(look, models.some((model) => model.ready) ? LOOK_MS : FIRST_LOOK_MS);
+  lookLater();
 }
 
 document.querySelector(".skip-link")?.addEventListener("click", (event) => {

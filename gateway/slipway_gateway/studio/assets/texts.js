@@ -7,14 +7,10 @@
 export const texts = {
   common: {
     title: "Slipway Studio",
-    views: "Views",
     cancel: "Cancel",
     close: "Close",
-    delete: "Delete",
-    dismiss: "Dismiss",
     download: "Download",
     loading: "Loading …",
-    optional: "optional",
     more: "More settings",
     unreachable: "The gateway does not answer. The page tries again by itself.",
     failed: "Something went wrong.",
@@ -80,7 +76,6 @@ export const texts = {
     },
     plot: {
       table: "Show as a table",
-      hide: "Hide the table",
     },
   },
   video: {
@@ -108,7 +103,6 @@ export const texts = {
       model: "Model",
       make: "Make the video",
       example: "Fill in an example",
-      examplePicture: "example",
       /** @param {number} count */
       drafts: (count) => `Try ${count} seeds as drafts`,
       /** @param {string} model */
@@ -503,14 +497,14 @@ export const texts = {
     },
     failures: {
       title: "Failures of the last hour",
-      none: "No video has failed in the last hour.",
+      none: "Nothing has failed in the last hour.",
       noText: "The failure has no text.",
       /** @param {number} number */
       times: (number) => `${number} times`,
       /** @param {number} time_s */
       ago: (time_s) => (time_s < 10 ? "just now" : `${timeOf(time_s)} ago`),
       /** @param {string} id */
-      video: (id) => `newest: ${id}`,
+      newest: (id) => `newest: ${id}`,
     },
   },
 };

@@ -24,6 +24,7 @@
 /**
  * @typedef {object} VideoModel Description of a model that makes videos.
  * @property {string} summary One sentence.
+ * @property {string} note Sentences of the checkpoint's makers; empty if there are none.
  * @property {string} family Name of the family.
  * @property {boolean} can_stop True if its videos can be paused and resumed.
  * @property {boolean} takes_size True if a request has width and height.
@@ -33,6 +34,7 @@
 /**
  * @typedef {object} WorldModel Description of a model whose sessions are worlds.
  * @property {string} summary One sentence.
+ * @property {string} note Sentences of the checkpoint's makers; empty if there are none.
  * @property {string[]} formats Forms of the frames: "m4s", "jpeg".
  * @property {boolean} can_save True if a world can be saved and restored.
  * @property {boolean} continues True if a world goes on by itself where it would end.
@@ -204,6 +206,194 @@
  * @property {(models: Model[]) => void} update
  * @property {(node: HTMLElement | null) => void} say Function that shows a note above the buttons.
  * @property {() => void} close
+ */
+
+/**
+ * @typedef {object} ChunkFacts Facts of a frame, from the gateway.
+ * @property {number} generation_chunk_index Number of the block.
+ * @property {number} transport_chunk_index Number of the chunk.
+ * @property {number} num_frames
+ * @property {number} dropped Frames that were left out before it.
+ * @property {(string | number)[]} started_event_ids
+ * @property {Record<string, number>} latency Seconds by part.
+ * @property {number} [frames_left] Frames from the block's beginning to the world's end.
+ */
+
+/**
+ * @typedef {object} WorldHandlers Receivers of what happens.
+ * @property {(config: import("./views/world/session.js").Config) => void} onStart
+ * @property {(position: number, depth: number) => void} onQueue
+ * @property {(data: ArrayBuffer, facts: ChunkFacts) => void} onFrame
+ * @property {(text: string, isEnd: boolean) => void} onError
+ * @property {(isLost: boolean) => void} onLost The connection was lost, or is back.
+ * @property {(state: "moving" | "moved") => void} onMove
+ * @property {(file: Blob) => void} onSaved
+ * @property {(stopped: boolean) => void} onEnd
+ */
+
+/**
+ * @typedef {object} ListenHandlers Receivers of what happens.
+ * @property {() => void} onReady
+ * @property {(windows: import("./views/listen/listener.js").Windows) => void} onWindows
+ * @property {(detection: import("./views/listen/listener.js").Detection) => void} onDetection
+ * @property {(position: number, depth: number) => void} onQueue
+ * @property {(seconds: number) => void} onDone
+ * @property {(text: string) => void} onError
+ */
+
+/** @typedef {import("./views/motion/trajectories.js").Point} Point */
+/** @typedef {import("./views/motion/trajectories.js").Errors} Errors */
+
+/**
+ * @typedef {object} MotionAnswer Answer of `POST /v1/imu/trajectory`.
+ * @property {number} frames
+ * @property {number} recording_s
+ * @property {number} start_s
+ * @property {number[]} time_s
+ * @property {Point[]} raw
+ * @property {Point[]} corrected
+ * @property {Point[] | null} truth
+ * @property {{raw: Errors, corrected: Errors} | null} errors
+ * @property {Point} mean_correction_acc
+ * @property {Point} mean_correction_gyro
+ */
+
+/**
+ * @typedef {object} WorldAction Something that a person can hold.
+ * @property {string} id Name that is unique in the world.
+ * @property {string} control Field of the turn.
+ * @property {string} column Column of the field.
+ * @property {number} value Value that the column takes while the action is held.
+ * @property {string} label Words for people.
+ * @property {import("./views/world/actions.js").Place} place Place in the cross of its control.
+ * @property {string[]} codes Codes of the keys that hold it (`KeyboardEvent.code`).
+ */
+
+/**
+ * @typedef {object} Contents
+ * @property {(id: string, variant: import("./views/video/contents.js").Variant) => Promise<string>} url Function that gives a file's address.
+ * @property {(id: string) => Promise<File>} picture Function that downloads the picture of a job's request.
+ * @property {(id: string) => void} drop Function that frees the files of a job.
+ * @property {() => void} close
+ */
+
+/**
+ * @typedef {object} DraftSheet
+ * @property {HTMLElement} element
+ * @property {(ids: string[]) => void} begin Function that begins with new drafts.
+ * @property {(get: (id: string) => Video | undefined) => void} show
+ */
+
+/**
+ * @typedef {object} FrameReader
+ * @property {number} width
+ * @property {number} height
+ * @property {number} count Number of frames.
+ * @property {number} fps
+ * @property {(index: number, canvas: HTMLCanvasElement) => Promise<ImageData>} draw Function that draws a
+ *   frame and returns its pixels.
+ */
+
+/**
+ * @typedef {object} StageOptions
+ * @property {Contents} files
+ * @property {(action: import("./views/video/stage.js").Action, video: Video) => Promise<void> | void} act
+ * @property {(model: string) => boolean} canStop Function that returns true if jobs of a model can be paused.
+ */
+
+/**
+ * @typedef {object} QueueOptions
+ * @property {(video: Video, before: Video) => Promise<void>} move Function that puts one job before another.
+ * @property {(video: Video) => Promise<void>} edit
+ * @property {(video: Video) => Promise<void>} duplicate
+ * @property {(video: Video) => Promise<void>} remove
+ */
+
+/**
+ * @typedef {object} Limits
+ * @property {number} [low] Smallest value.
+ * @property {number} [high] Largest value.
+ * @property {number} step Distance of two allowed values; 0 if every number is allowed.
+ * @property {number} base Value from which the steps count.
+ */
+
+/**
+ * @typedef {object} ProgressBar
+ * @property {HTMLElement} element
+ * @property {(share: number | null, text?: string) => void} set Function that shows a share, 0 to 1, or null
+ *   while it is unknown, and the words for it.
+ */
+
+/**
+ * @typedef {object} Meter
+ * @property {HTMLElement} element
+ * @property {(share: number | null, text: string) => void} show Function that shows a share, 0 to 1, with the
+ *   words for it. Null, for a share that nobody knows, shows the words alone.
+ */
+
+/**
+ * @typedef {object} Gpu
+ * @property {string} id
+ * @property {number | null} share Share of the time in which it worked, 0 to 1.
+ * @property {number | null} memory_used_bytes
+ * @property {number | null} memory_bytes
+ * @property {number | null} power_w
+ */
+
+/**
+ * @typedef {object} Server
+ * @property {string} url
+ * @property {State} state
+ * @property {string} reason Sentence that says why it is not ready.
+ * @property {number} models Number of models that are ready.
+ * @property {number | null} processor_share Share of all processors that work, 0 to 1.
+ * @property {number | null} memory_used_bytes
+ * @property {number | null} memory_bytes
+ * @property {Gpu[]} gpus
+ */
+
+/**
+ * @typedef {object} Parity Worst differences from the checkpoint's network.
+ * @property {number} points
+ * @property {number} left_out
+ * @property {number} max_abs
+ * @property {number} relative_l2
+ * @property {number} cosine
+ * @property {number} of_bound
+ */
+
+/**
+ * @typedef {object} FleetModel
+ * @property {string} id
+ * @property {State} state
+ * @property {number} ready Number of servers that are ready with it.
+ * @property {number} servers Number of servers that have it.
+ * @property {string | null} engine
+ * @property {string | null} precision
+ * @property {Parity | null} parity
+ * @property {number | null} requests_running
+ * @property {{waiting: number, running: number, paused: number, oldest_s: number | null} | null} queue
+ * @property {{open: number, limit: number | null, waiting: number} | null} sessions
+ * @property {number} failures
+ */
+
+/**
+ * @typedef {object} Failure
+ * @property {string | null} video_id Null for a world or a microphone.
+ * @property {string | null} session_id Null for a video.
+ * @property {string} model
+ * @property {number} at Unix time, in seconds.
+ * @property {string} code
+ * @property {string} message
+ */
+
+/** @typedef {"ready" | "draining" | "unreachable"} State */
+
+/**
+ * @typedef {object} Fleet
+ * @property {Server[]} servers
+ * @property {FleetModel[]} models
+ * @property {Failure[]} failures The newest first.
  */
 
 export {};

@@ -1,10 +1,11 @@
 // @ts-check
 /** Controls of a form: one for a field of a model, made from the field's description. */
 
-import { element, icon } from "../dom.js";
+import { element } from "../dom.js";
 import { texts } from "../texts.js";
 import { fileDrop } from "./file-drop.js";
 import { knownWords } from "./known-words.js";
+import { iconButton } from "./parts.js";
 import { fewValues, isRange, limitsOf } from "./rule.js";
 
 /** @typedef {import("../types.js").FieldDescription} FieldDescription */
@@ -123,17 +124,7 @@ function single(field, options, input, shown, value) {
 /** @param {FieldDescription} field @param {{note: boolean}} options @returns {Control} */
 function seedControl(field, options) {
   const input = inputOf({ ...field, default: null, default_text: words.random });
-  const roll = element(
-    "button",
-    {
-      type: "button",
-      class: "button only-icon",
-      title: words.newSeed,
-      "aria-label": words.newSeed,
-      on: { click: () => put(input, randomSeed()) },
-    },
-    icon("dice"),
-  );
+  const roll = iconButton("dice", words.newSeed, () => put(input, randomSeed()));
   const row = element("div", { class: "input-row" }, input, roll);
   return single(field, options, input, row, () => given(field, input.value));
 }
@@ -214,13 +205,14 @@ function inputOf(field) {
     return select;
   }
   if (field.type === "string") {
-    if (field.name.includes("prompt"))
+    if (field.name.includes("prompt")) {
       return element("textarea", {
         rows: 3,
         value: usual ?? "",
         required: field.required,
         placeholder: field.example ? words.forExample(field.example) : "",
       });
+    }
     return element("input", { type: "text", value: usual ?? "", placeholder: field.default_text ?? "" });
   }
   return element("input", {

@@ -35,3 +35,8 @@ export function errorNote(error) {
 export function note(text, kind = "") {
   return element("div", { class: `note ${kind}` }, icon("info"), element("p", {}, text));
 }
+
+/** Make what the makers of a checkpoint say about it. @param {string} text @returns {HTMLElement} */
+export function limits(text) {
+  return element("p", { class: "field-note limits" }, icon("info"), text);
+}

@@ -3,6 +3,7 @@
 
 import { announce, element, icon, replace } from "../dom.js";
 import { texts } from "../texts.js";
+import { button as plainButton } from "./parts.js";
 
 const words = texts.common.file;
 
@@ -161,13 +162,26 @@ export function fits(file, accept) {
 async function picture(video) {
   const canvas = element("canvas", { width: video.videoWidth, height: video.videoHeight });
   canvas.getContext("2d")?.drawImage(video, 0, 0);
-  const blob = await new Promise((resolve) => canvas.toBlob(resolve, "image/png"));
+  /** @type {Blob | null} */
+  const blob = await new Promise((resolve) => {
+    canvas.toBlob(resolve, "image/png");
+  });
   return blob ? new File([blob], "camera.png", { type: "image/png" }) : null;
 }
 
-/** @param {Parameters<typeof icon>[0]} sign @param {string} label @param {() => void} click */
+/**
+ * Return the picture that comes with a checkpoint, or null.
+ * @param {import("../types.js").FieldDescription | undefined} field
+ */
+export function examplePicture(field) {
+  if (!field?.example) return null;
+  const bytes = Uint8Array.from(atob(field.example), (character) => character.charCodeAt(0));
+  return new File([bytes], "example.png", { type: "image/png" });
+}
+
+/** @param {import("./parts.js").Sign} sign @param {string} label @param {() => void} click */
 function button(sign, label, click) {
-  return element("button", { type: "button", class: "button small", on: { click } }, icon(sign), label);
+  return plainButton(sign, label, click, "small");
 }
 
 /** @param {(HTMLElement | null)[]} buttons */

@@ -1,8 +1,9 @@
 // @ts-check
 /** The dialog that asks for a key when the gateway wants one. */
 
-import { element, icon } from "../dom.js";
+import { element } from "../dom.js";
 import { texts } from "../texts.js";
+import { button, dialog, labelled } from "./parts.js";
 
 const words = texts.common.key;
 
@@ -21,40 +22,20 @@ export function askForKey(wasWrong) {
     "aria-describedby": "api-key-note",
     "aria-invalid": wasWrong,
   });
-  const dialog = element(
-    "dialog",
-    { class: "dialog", "aria-labelledby": "api-key-title" },
-    element(
+  return new Promise((resolve) => {
+    const form = element(
       "form",
       {
         class: "stack",
-        on: { submit: (event) => (event.preventDefault(), dialog.close(input.value.trim())) },
+        on: { submit: (event) => (event.preventDefault(), shown.close(input.value.trim())) },
       },
-      element("h2", { id: "api-key-title", class: "with-icon" }, icon("key"), words.title),
       wasWrong && element("p", { class: "field-error", role: "alert" }, words.wrong),
       element("p", {}, words.text),
       element("pre", { class: "code" }, words.command),
-      element("label", { class: "field-label", for: "api-key" }, words.label),
-      input,
+      labelled(words.label, input),
       element("p", { id: "api-key-note", class: "muted small" }, words.kept),
-      element(
-        "div",
-        { class: "row end" },
-        element(
-          "button",
-          { class: "button", type: "button", on: { click: () => dialog.close("") } },
-          texts.common.cancel,
-        ),
-        element("button", { class: "button primary", type: "submit" }, words.send),
-      ),
-    ),
-  );
-  document.body.append(dialog);
-  dialog.showModal();
-  return new Promise((resolve) => {
-    dialog.addEventListener("close", () => {
-      dialog.remove();
-      resolve(dialog.returnValue || null);
-    });
+      element("div", { class: "row end" }, button(null, words.send, null, "primary")),
+    );
+    const shown = dialog(words.title, "", form, () => resolve(shown.returnValue || null));
   });
 }

@@ -3,6 +3,7 @@
 
 import { element, replace, svg } from "../dom.js";
 import { texts } from "../texts.js";
+import { table as tableOf } from "./parts.js";
 
 /** @typedef {import("../types.js").Series} Series */
 
@@ -102,8 +103,9 @@ function drawing(series, options, width) {
         }),
       );
     }
-    if (d)
+    if (d) {
       group.append(svg("path", { class: "series", d, "stroke-dasharray": each.dashed ? "5 5" : undefined }));
+    }
     for (const at of each.markers ?? []) {
       const point = each.points[at];
       if (point) group.append(svg("circle", { class: "marker", cx: px(point[0]), cy: py(point[1]), r: 5 }));
@@ -147,30 +149,16 @@ function table(series, options, open) {
   const rows = series.flatMap((each) =>
     every(each.points, MOST_ROWS).map(([a, b]) => [each.name, label(a), label(b)]),
   );
-  const heads = ["", options.xLabel, options.yLabel].map((text) => element("th", { scope: "col" }, text));
-  const body = element("tbody");
+  const heads = ["", options.xLabel, options.yLabel];
+  const place = element("div", { class: "table-scroll" });
   const details = element(
     "details",
     { open, on: { toggle: fill } },
     element("summary", { class: "small muted" }, texts.common.plot.table),
-    element(
-      "div",
-      { class: "table-scroll" },
-      element("table", { class: "table" }, element("thead", {}, element("tr", {}, heads)), body),
-    ),
+    place,
   );
   function fill() {
-    if (!details.open) return;
-    replace(
-      body,
-      rows.map((row) =>
-        element(
-          "tr",
-          {},
-          row.map((cell) => element("td", {}, cell)),
-        ),
-      ),
-    );
+    if (details.open) replace(place, tableOf("", heads, rows));
   }
   fill();
   return details;
@@ -208,8 +196,9 @@ function ticks([low, high]) {
   const power = 10 ** Math.floor(Math.log10(rough));
   const step = power * ([1, 2, 5].find((factor) => factor * power >= rough) ?? 10);
   const found = [];
-  for (let index = Math.ceil(low / step - 1e-9); index * step <= high + step * 1e-9; index++)
+  for (let index = Math.ceil(low / step - 1e-9); index * step <= high + step * 1e-9; index++) {
     found.push(index * step);
+  }
   return found;
 }
 

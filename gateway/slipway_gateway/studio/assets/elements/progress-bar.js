@@ -3,12 +3,7 @@
 
 import { element } from "../dom.js";
 
-/**
- * @typedef {object} ProgressBar
- * @property {HTMLElement} element
- * @property {(share: number | null, text?: string) => void} set Function that shows a share, 0 to 1, or null
- *   while it is unknown, and the words for it.
- */
+/** @typedef {import("../types.js").ProgressBar} ProgressBar */
 
 /** Make a progress bar. @param {string} label Name of the work, for screen readers. @returns {ProgressBar} */
 export function progressBar(label) {

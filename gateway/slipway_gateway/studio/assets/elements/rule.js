@@ -3,13 +3,7 @@
 
 /** @typedef {import("../types.js").FieldDescription} FieldDescription */
 
-/**
- * @typedef {object} Limits
- * @property {number} [low] Smallest value.
- * @property {number} [high] Largest value.
- * @property {number} step Distance of two allowed values; 0 if every number is allowed.
- * @property {number} base Value from which the steps count.
- */
+/** @typedef {import("../types.js").Limits} Limits */
 
 const LARGEST_SHOWN = 1e9;
 

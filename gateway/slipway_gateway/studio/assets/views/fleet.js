@@ -10,7 +10,7 @@ import { modelTables } from "./fleet/models.js";
 import { say } from "./fleet/rows.js";
 import { serverList } from "./fleet/servers.js";
 
-/** @typedef {import("./fleet/types.js").Fleet} Fleet */
+/** @typedef {import("../types.js").Fleet} Fleet */
 
 const LOOK_MS = 2000;
 const RETRY_MS = 5000;
@@ -91,8 +91,12 @@ function build({ api }) {
     return !(error instanceof ApiError && error.status >= 400 && error.status < 500);
   }
 
+  /** @param {number} pause_ms */
+  function later(pause_ms) {
+    if (!end.signal.aborted) timer = setTimeout(look, pause_ms);
+  }
+
   async function look() {
-    clearTimeout(timer);
     let pause_ms = LOOK_MS;
     try {
       if (!document.hidden) show(await api.get("/v1/fleet", { signal: end.signal }));
@@ -100,7 +104,7 @@ function build({ api }) {
       if (end.signal.aborted || !showError(error)) return;
       pause_ms = RETRY_MS;
     }
-    if (!end.signal.aborted) timer = setTimeout(look, pause_ms);
+    later(pause_ms);
   }
 
   look();

@@ -4,6 +4,7 @@
 import { announce, element, icon, replace } from "../dom.js";
 import { errorNote, sentence } from "../elements/error-note.js";
 import { fileDrop } from "../elements/file-drop.js";
+import { button, card, columns, routeView, table } from "../elements/parts.js";
 import { texts } from "../texts.js";
 import { Curve } from "./listen/curve.js";
 import { Listener } from "./listen/listener.js";
@@ -11,23 +12,18 @@ import { canTrain, NewWord } from "./listen/new-word.js";
 import { level_db } from "./listen/resample.js";
 import { microphone, readSound } from "./listen/sources.js";
 
-const ROUTE = "/v1/listen";
 const SOUNDS = "audio/*,.ogg,.opus,.flac";
 const QUIETEST_DB = -60;
 const SHOWN_MS = 1_600;
 const words = texts.listen;
 
-/** @type {import("../types.js").View} */
-export const view = {
-  id: "listen",
-  label: words.label,
-  icon: "microphone",
-  models: (models) => models.filter((model) => model.routes.includes(ROUTE)),
-  build: ({ api }) => {
-    const listening = new Listening(api);
-    return { element: listening.element, close: () => listening.close() };
-  },
-};
+export const view = routeView(
+  "listen",
+  words.label,
+  "microphone",
+  "/v1/listen",
+  ({ api }) => new Listening(api),
+);
 
 class Listening {
   /** @param {import("../types.js").Context["api"]} api */
@@ -42,11 +38,7 @@ class Listening {
     this.soundUrl = "";
     this.timer = 0;
     this.curve = new Curve();
-    this.button = element("button", {
-      class: "button primary large",
-      type: "button",
-      on: { click: () => this.#toggle() },
-    });
+    this.button = button(null, "", () => this.#toggle(), "primary large");
     this.status = element("p", { class: "muted", role: "status" });
     this.meter = element(
       "div",
@@ -77,38 +69,17 @@ class Listening {
       accept: SOUNDS,
       onFile: (file) => file && this.#hearFile(file),
     });
-    this.element = element(
-      "section",
-      { class: "view listen-layout" },
-      element("h1", { class: "visually-hidden" }, words.label),
-      element(
-        "div",
-        { class: "stack" },
-        element(
-          "div",
-          { class: "card stack listen-start" },
-          element("h2", {}, words.title),
-          element("p", { class: "muted" }, words.text),
-          this.button,
-          this.meter,
-          this.status,
-        ),
-        element(
-          "div",
-          { class: "card stack listen-file" },
-          element("h2", {}, words.file),
-          this.drop.element,
-          this.player,
-        ),
+    const about = element("p", { class: "muted" }, words.text);
+    this.element = columns(
+      words.label,
+      "listen-layout",
+      [
+        card(words.title, about, this.button, this.meter, this.status),
+        element("div", { class: "listen-file" }, card(words.file, this.drop.element, this.player)),
         this.problem,
         this.adding,
-      ),
-      element(
-        "div",
-        { class: "stack" },
-        element("div", { class: "card stack" }, element("h2", {}, words.curve), this.curve.element),
-        element("div", { class: "card stack" }, element("h2", {}, words.detections), this.heard, this.list),
-      ),
+      ],
+      [card(words.curve, this.curve.element), card(words.detections, this.heard, this.list)],
     );
     this.#showLevel(-Infinity);
     this.#showButton();
@@ -271,36 +242,11 @@ class Listening {
       return;
     }
     const heads = [words.time, words.word, words.probability];
-    replace(
-      this.list,
-      element(
-        "table",
-        { class: "table listen-detections" },
-        element(
-          "thead",
-          {},
-          element(
-            "tr",
-            {},
-            heads.map((head, index) =>
-              element("th", { scope: "col", class: index === 1 ? "" : "number" }, head),
-            ),
-          ),
-        ),
-        element(
-          "tbody",
-          {},
-          this.detections.map(({ word, time_s, probability }) =>
-            element(
-              "tr",
-              {},
-              element("td", { class: "number" }, time_s.toFixed(1)),
-              element("td", { class: "strong" }, word),
-              element("td", { class: "number" }, probability.toFixed(3)),
-            ),
-          ),
-        ),
-      ),
-    );
+    const rows = this.detections.map(({ word, time_s, probability }) => [
+      time_s.toFixed(1),
+      element("td", { class: "strong" }, word),
+      probability.toFixed(3),
+    ]);
+    replace(this.list, table("listen-detections", heads, rows, [0, 2]));
   }
 }

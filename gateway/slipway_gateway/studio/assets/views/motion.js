@@ -4,6 +4,7 @@
 import { element, icon, replace } from "../dom.js";
 import { errorNote } from "../elements/error-note.js";
 import { fileDrop } from "../elements/file-drop.js";
+import { button, card, columns, labelled, routeView } from "../elements/parts.js";
 import { texts } from "../texts.js";
 import { errorTable } from "./motion/error-table.js";
 import { Trajectories } from "./motion/trajectories.js";
@@ -18,17 +19,7 @@ const SETTLED_MS = 350;
 const NARROW = "(max-width: 900px)";
 const words = texts.motion;
 
-/** @type {import("../types.js").View} */
-export const view = {
-  id: "motion",
-  label: words.label,
-  icon: "motion",
-  models: (models) => models.filter((model) => model.routes.includes(ROUTE)),
-  build: ({ api }) => {
-    const motion = new MotionView(api);
-    return { element: motion.element, close: () => motion.close() };
-  },
-};
+export const view = routeView("motion", words.label, "motion", ROUTE, ({ api }) => new MotionView(api));
 
 class MotionView {
   /** @param {import("../types.js").Context["api"]} api */
@@ -50,12 +41,7 @@ class MotionView {
       accept: ".csv",
       onFile: () => this.signals.file() && this.#run(),
     });
-    this.example = element(
-      "button",
-      { class: "button primary large", type: "button", on: { click: () => this.#tryExample() } },
-      icon("play"),
-      words.example,
-    );
+    this.example = button("play", words.example, () => this.#tryExample(), "primary large");
     this.start = slider("motion-start", words.start, 0, 1, 0.5, 0, () => this.#later());
     this.length = slider("motion-length", words.length, 2, LONGEST_S, 1, USUAL_S, () => this.#later());
     this.part = element(
@@ -70,17 +56,12 @@ class MotionView {
     this.status = element("p", { class: "muted", role: "status" });
     this.problem = element("div", { class: "slot" });
     this.result = element("div", { class: "stack" }, nothing());
-    this.element = element(
-      "section",
-      { class: "view motion-layout" },
-      element("h1", { class: "visually-hidden" }, words.label),
-      element(
-        "div",
-        { class: "stack" },
-        element(
-          "div",
-          { class: "card stack" },
-          element("h2", {}, words.title),
+    this.element = columns(
+      words.label,
+      "motion-layout",
+      [
+        card(
+          words.title,
           element("p", { class: "muted" }, words.text),
           this.example,
           this.status,
@@ -97,8 +78,8 @@ class MotionView {
           this.part,
         ),
         this.problem,
-      ),
-      this.result,
+      ],
+      [this.result],
     );
   }
 
@@ -249,13 +230,5 @@ function unit(id, label, units, onChange) {
     element("option", { value: "" }, words.fromFile),
     units.map((name) => element("option", { value: name }, name)),
   );
-  return {
-    element: element(
-      "div",
-      { class: "stack tight" },
-      element("label", { class: "field-label", for: id }, label),
-      select,
-    ),
-    value: () => select.value,
-  };
+  return { element: labelled(label, select), value: () => select.value };
 }

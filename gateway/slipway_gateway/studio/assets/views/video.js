@@ -4,6 +4,7 @@
 import { announce, element, icon, replace } from "../dom.js";
 import { errorNote, note } from "../elements/error-note.js";
 import { randomSeed } from "../elements/controls.js";
+import { button } from "../elements/parts.js";
 import { texts } from "../texts.js";
 import { compareDialog } from "./video/compare.js";
 import { contents } from "./video/contents.js";
@@ -48,7 +49,7 @@ function build({ api, models }) {
   const sheet = draftSheet({ files, resume, remove, choose });
   const whole = element(
     "div",
-    { class: "view video-view" },
+    { class: "view columns video-view" },
     request.element,
     element(
       "div",
@@ -85,7 +86,7 @@ function build({ api, models }) {
     }
     chosen = video.id;
     changed(null);
-    main.element.scrollIntoView({ block: "nearest", behavior: "smooth" });
+    main.element.scrollIntoView({ block: "nearest" });
   }
 
   /** @param {string} model @param {Record<string, any>} values @returns {Promise<Video>} */
@@ -96,8 +97,9 @@ function build({ api, models }) {
     if (!picture) return api.post("/v1/videos", { model, ...values }, { headers });
     const form = new FormData();
     form.set("model", model);
-    for (const [name, value] of Object.entries(values))
+    for (const [name, value] of Object.entries(values)) {
       form.set(name, value instanceof File ? value : String(value));
+    }
     return api.form("/v1/videos", form, { headers });
   }
 
@@ -108,7 +110,7 @@ function build({ api, models }) {
     if (areDrafts) sheet.begin(videos.map((video) => video.id));
     changed(null);
     announce(words.queued);
-    (areDrafts ? sheet.element : main.element).scrollIntoView({ block: "nearest", behavior: "smooth" });
+    (areDrafts ? sheet.element : main.element).scrollIntoView({ block: "nearest" });
   }
 
   /** @param {import("./video/stage.js").Action} action @param {Video} video */
@@ -120,8 +122,9 @@ function build({ api, models }) {
       else if (action === "duplicate") await duplicate(video);
       else if (action === "resume") await resume(video);
       else if (action === "pause") known.put(await api.post(`/v1/videos/${video.id}/pause`));
-      else if (action === "again")
+      else if (action === "again") {
         created([await api.post(`/v1/videos/${video.id}/remix`, { seed: randomSeed() })], false);
+      }
     });
   }
 
@@ -188,17 +191,13 @@ function build({ api, models }) {
       const hasPicture = Object.values(video.request).some((value) => value?.content === "input");
       if (hasPicture) request.picture(await files.picture(video.id));
     });
-    request.element.scrollIntoView({ block: "start", behavior: "smooth" });
+    request.element.scrollIntoView({ block: "start" });
   }
 
   /** @param {Video | null} video */
   function compare(video) {
     compared = video;
-    const stop = element(
-      "button",
-      { type: "button", class: "button small", on: { click: () => compare(null) } },
-      texts.common.cancel,
-    );
+    const stop = button(null, texts.common.cancel, () => compare(null), "small");
     replace(
       comparing,
       video &&
@@ -239,8 +238,9 @@ function build({ api, models }) {
   }
 
   const stop = new AbortController();
-  for (const name of /** @type {const} */ (["dragover", "drop"]))
+  for (const name of /** @type {const} */ (["dragover", "drop"])) {
     addEventListener(name, drag, { signal: stop.signal });
+  }
   addEventListener("drop", () => (over.hidden = true), { signal: stop.signal, capture: true });
   addEventListener("dragleave", (event) => event.relatedTarget === null && (over.hidden = true), {
     signal: stop.signal,

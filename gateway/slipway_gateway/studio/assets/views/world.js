@@ -3,6 +3,7 @@
 
 import { announce, element, icon, replace } from "../dom.js";
 import { errorNote } from "../elements/error-note.js";
+import { button, labelled } from "../elements/parts.js";
 import { keepSetting, setting } from "../settings.js";
 import { texts } from "../texts.js";
 import { actionsOf, eventOf } from "./world/actions.js";
@@ -80,12 +81,7 @@ function modelChoice(models, chosen, open) {
     },
     models.map(({ id }) => element("option", { value: id, selected: id === chosen.id }, id)),
   );
-  return element(
-    "div",
-    { class: "row" },
-    element("label", { class: "field-label", for: "world-model" }, words.model),
-    select,
-  );
+  return labelled(words.model, select);
 }
 
 /** One world: its picture, its controls, and the cards beside it. */
@@ -175,14 +171,14 @@ class WorldStage {
         if (Object.keys(resting).length) this.session?.steer(resting, true);
         this.#say(words.making, true);
       },
-      onQueue: (position, depth) => this.#waitInLine(position, depth),
+      onQueue: (position, depth) => this.#say(words.inLine(position, depth), true),
       onFrame: (data, facts) => {
         this.meters.arrived(facts);
         this.player.add(data, facts);
       },
       onError: (text, isEnd) => this.#failed(text, isEnd),
       onLost: (isLost) => this.#say(isLost ? words.lost : "", isLost),
-      onMove: (state) => this.#say(state === "moving" ? words.moving : "", state === "moving"),
+      onMove: (stage) => this.#say(stage === "moving" ? words.moving : "", stage === "moving"),
       onSaved: (file) => this.#saved(file),
       onEnd: (stopped) => this.#ended(stopped),
     });
@@ -198,8 +194,7 @@ class WorldStage {
       this.save.disabled = true;
       this.session?.save();
     });
-    const stop = button("stop", words.stop, () => this.session?.stop());
-    stop.classList.add("danger");
+    const stop = button("stop", words.stop, () => this.session?.stop(), "danger");
     replace(
       this.side,
       element(
@@ -249,11 +244,6 @@ class WorldStage {
       if (this.lastBlock < 0) this.#say("", false);
       this.lastBlock = facts.generation_chunk_index;
     }
-  }
-
-  /** @param {number} position @param {number} depth */
-  #waitInLine(position, depth) {
-    this.#say(words.inLine(position, depth), true);
   }
 
   /** @param {Blob} file */
@@ -317,9 +307,4 @@ class WorldStage {
     if (file.name.endsWith(".world")) this.start(file);
     else if (file.type.startsWith("image/")) this.form.takePicture(file);
   }
-}
-
-/** @param {Parameters<typeof icon>[0]} sign @param {string} label @param {() => void} click */
-function button(sign, label, click) {
-  return element("button", { class: "button", type: "button", on: { click } }, icon(sign), label);
 }

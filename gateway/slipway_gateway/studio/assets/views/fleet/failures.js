@@ -5,7 +5,7 @@ import { element, icon } from "../../dom.js";
 import { texts } from "../../texts.js";
 import { rows, say } from "./rows.js";
 
-/** @typedef {import("./types.js").Failure} Failure */
+/** @typedef {import("../../types.js").Failure} Failure */
 /** @typedef {{model: string, code: string, message: string, newest: Failure, number: number}} Group */
 
 const words = texts.fleet.failures;
@@ -83,7 +83,7 @@ function groupItem(first) {
       number.hidden = group.number < 2;
       say(number, words.times(group.number));
       say(when, words.ago(Date.now() / 1000 - group.newest.at));
-      say(video, words.video(group.newest.video_id));
+      say(video, words.newest(group.newest.video_id ?? group.newest.session_id ?? ""));
     },
   };
 }

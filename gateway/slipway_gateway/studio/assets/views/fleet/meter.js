@@ -10,12 +10,7 @@ const HEIGHT = 34;
 /** Share from which a part of a machine counts as full. */
 const FULL = 0.9;
 
-/**
- * @typedef {object} Meter
- * @property {HTMLElement} element
- * @property {(share: number | null, text: string) => void} show Function that shows a share, 0 to 1, with the
- *   words for it. Null, for a share that nobody knows, shows the words alone.
- */
+/** @typedef {import("../../types.js").Meter} Meter */
 
 /**
  * Make a meter.

@@ -6,7 +6,7 @@ import { texts } from "../../texts.js";
 import { rows, say } from "./rows.js";
 import { KINDS } from "./servers.js";
 
-/** @typedef {import("./types.js").FleetModel} FleetModel */
+/** @typedef {import("../../types.js").FleetModel} FleetModel */
 /** @typedef {{title: string, wide?: boolean, number?: boolean, show: (cell: HTMLElement, model: FleetModel) => void}} Column */
 
 const words = texts.fleet.models;
@@ -49,9 +49,9 @@ const OF_WORK = [
   {
     title: words.columns.failures,
     number: true,
-    show: (cell, { queue, failures }) => {
+    show: (cell, { queue, sessions, failures }) => {
       cell.classList.toggle("fleet-bad", failures > 0);
-      say(cell, queue || failures ? String(failures) : words.none);
+      say(cell, queue || sessions || failures ? String(failures) : words.none);
     },
   },
 ];

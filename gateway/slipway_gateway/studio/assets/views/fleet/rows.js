@@ -4,7 +4,7 @@
  * keyboard's focus survive each new look at the fleet.
  */
 
-import { replace } from "../../dom.js";
+import { order } from "../../dom.js";
 
 /**
  * @template T
@@ -33,11 +33,10 @@ export function rows(parent, key, make) {
       row.show(item);
       now.set(key(item), row);
     }
-    const elements = [...now.values()].map((row) => row.element);
-    const same =
-      elements.length === parent.children.length &&
-      elements.every((each, index) => each === parent.children[index]);
-    if (!same) replace(parent, elements);
+    order(
+      parent,
+      [...now.values()].map((row) => row.element),
+    );
     known = now;
   };
 }

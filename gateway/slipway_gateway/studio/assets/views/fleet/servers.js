@@ -6,11 +6,11 @@ import { texts } from "../../texts.js";
 import { meter } from "./meter.js";
 import { rows, say } from "./rows.js";
 
-/** @typedef {import("./types.js").Server} Server */
-/** @typedef {import("./types.js").Gpu} Gpu */
+/** @typedef {import("../../types.js").Server} Server */
+/** @typedef {import("../../types.js").Gpu} Gpu */
 
 const words = texts.fleet.servers;
-/** @type {Record<import("./types.js").State, string>} */
+/** @type {Record<import("../../types.js").State, string>} */
 export const KINDS = { ready: "good", draining: "waiting", unreachable: "bad" };
 
 /**

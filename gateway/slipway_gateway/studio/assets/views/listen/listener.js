@@ -1,6 +1,7 @@
 // @ts-check
 /** The connection that takes sound and answers with probabilities and detections of words. */
 
+import { wait } from "../../wait.js";
 import { toInt16 } from "./resample.js";
 
 const PATH = "/v1/listen";
@@ -9,15 +10,7 @@ const MOST_BUFFERED_BYTES = 1 << 20;
 
 /** @typedef {{end_s: number, words: string[], probability: number[], threshold: number[]}} Windows */
 /** @typedef {{word: string, time_s: number, probability: number}} Detection */
-/**
- * @typedef {object} Handlers Receivers of what happens.
- * @property {() => void} onReady
- * @property {(windows: Windows) => void} onWindows
- * @property {(detection: Detection) => void} onDetection
- * @property {(position: number, depth: number) => void} onQueue
- * @property {(seconds: number) => void} onDone
- * @property {(text: string) => void} onError
- */
+/** @typedef {import("../../types.js").ListenHandlers} Handlers */
 
 export class Listener {
   /** @param {import("../../types.js").Context["api"]} api @param {Handlers} handlers */
@@ -39,8 +32,9 @@ export class Listener {
   /** Send a whole recording, no faster than the connection takes it. @param {Float32Array} samples */
   async hearAll(samples) {
     for (let start = 0; start < samples.length && !this.isOver; start += PIECE_SAMPLES) {
-      while (this.socket.bufferedAmount > MOST_BUFFERED_BYTES)
-        await new Promise((resolve) => setTimeout(resolve, 20));
+      while (this.socket.bufferedAmount > MOST_BUFFERED_BYTES) {
+        await wait(20);
+      }
       this.hear(samples.subarray(start, start + PIECE_SAMPLES));
     }
     this.stop();

@@ -1,8 +1,9 @@
 // @ts-check
 /** A card that adds a word: it records the word and other sounds, and lets the server train and serve it. */
 
-import { element, icon, replace } from "../../dom.js";
+import { element, replace } from "../../dom.js";
 import { errorNote } from "../../elements/error-note.js";
+import { button, card, labelled } from "../../elements/parts.js";
 import { progressBar } from "../../elements/progress-bar.js";
 import { texts } from "../../texts.js";
 import { RATE_HZ } from "./resample.js";
@@ -57,19 +58,11 @@ export class NewWord {
     this.problem = element("div", {});
     this.status = element("p", { class: "muted", role: "status" });
     this.rows = { positive: this.#row("positive"), negative: this.#row("negative") };
-    this.train = element(
-      "button",
-      { class: "button primary", type: "button", on: { click: () => this.#train() } },
-      icon("check"),
-      words.train,
-    );
-    this.element = element(
-      "div",
-      { class: "card stack" },
-      element("h2", {}, words.title),
+    this.train = button("check", words.train, () => this.#train(), "primary");
+    this.element = card(
+      words.title,
       element("p", { class: "muted" }, words.text),
-      element("label", { class: "field-label", for: "new-word" }, words.name),
-      this.name,
+      labelled(words.name, this.name),
       this.rows.positive.element,
       this.rows.negative.element,
       this.prompt,
@@ -110,12 +103,9 @@ export class NewWord {
         },
       },
     });
-    const record = button("microphone", words.record[kind], () => this.#record(kind));
-    const choose = button("upload", texts.common.file.choose, () => files.click());
-    const clear = button("trash", words.clear, () => {
-      this.recordings[kind] = [];
-      this.#show();
-    });
+    const record = button("microphone", words.record[kind], () => this.#record(kind), "small");
+    const choose = button("upload", texts.common.file.choose, () => files.click(), "small");
+    const clear = button("trash", words.clear, () => ((this.recordings[kind] = []), this.#show()), "small");
     return {
       count,
       buttons: [record, choose, clear],
@@ -222,9 +212,4 @@ export class NewWord {
     const hasEnough = Object.values(this.recordings).every(({ length }) => length >= FEWEST);
     this.train.disabled = isBusy || !hasEnough || !/^[a-z0-9][a-z0-9_-]*$/.test(this.#id());
   }
-}
-
-/** @param {Parameters<typeof icon>[0]} sign @param {string} label @param {() => void} click */
-function button(sign, label, click) {
-  return element("button", { class: "button small", type: "button", on: { click } }, icon(sign), label);
 }

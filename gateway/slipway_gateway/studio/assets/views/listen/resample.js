@@ -51,8 +51,9 @@ export class Resampler {
     const whole = Math.floor(place);
     const weights = this.#weightsOf(Math.round((place - whole) * PHASES));
     let sum = 0;
-    for (let index = 0; index < weights.length; index++)
+    for (let index = 0; index < weights.length; index++) {
       sum += weights[index] * samples[whole - this.reach + 1 + index];
+    }
     return sum;
   }
 

@@ -2,6 +2,7 @@
 /** Errors of both trajectories against the ground truth, or the mean corrections where there is none. */
 
 import { element } from "../../dom.js";
+import { card, table } from "../../elements/parts.js";
 import { texts } from "../../texts.js";
 
 /** @typedef {import("./trajectories.js").Answer} Answer */
@@ -24,14 +25,8 @@ export function errorTable({ errors, mean_correction_acc: acc, mean_correction_g
     element("dt", {}, words.correctionGyro),
     element("dd", { class: "number" }, words.vector(gyro, "rad/s")),
   );
-  const card = element(
-    "div",
-    { class: "card stack" },
-    element("h2", {}, errors ? words.errors : words.corrections),
-  );
-  if (errors) card.append(tableOf(errors), element("p", { class: "muted small" }, words.errorsText));
-  card.append(corrections);
-  return card;
+  const about = errors && [tableOf(errors), element("p", { class: "muted small" }, words.errorsText)];
+  return card(errors ? words.errors : words.corrections, about, corrections);
 }
 
 /** @param {NonNullable<Answer["errors"]>} errors */
@@ -42,33 +37,14 @@ function tableOf({ raw, corrected }) {
     if (before === null || after === null) return [];
     const change = before ? after / before - 1 : 0;
     return [
-      element(
-        "tr",
-        {},
+      [
         element("th", { scope: "row" }, words.errorNames[name]),
-        element("td", { class: "number" }, words.value(before, unit)),
+        words.value(before, unit),
         element("td", { class: "number strong" }, words.value(after, unit)),
         element("td", { class: `number change ${change < 0 ? "better" : "worse"}` }, words.change(change)),
-      ),
+      ],
     ];
   });
   const heads = [words.error, words.names.raw, words.names.corrected, words.changed];
-  return element(
-    "div",
-    { class: "table-scroll" },
-    element(
-      "table",
-      { class: "table motion-errors" },
-      element(
-        "thead",
-        {},
-        element(
-          "tr",
-          {},
-          heads.map((head, index) => element("th", { scope: "col", class: index ? "number" : "" }, head)),
-        ),
-      ),
-      element("tbody", {}, rows),
-    ),
-  );
+  return element("div", { class: "table-scroll" }, table("motion-errors", heads, rows, [1, 2, 3]));
 }

@@ -2,24 +2,13 @@
 /** Two plots of trajectories: the paths, which can be drawn as the sensor moved, and their distance over time. */
 
 import { element, icon, replace } from "../../dom.js";
+import { button, card } from "../../elements/parts.js";
 import { plot } from "../../elements/plot.js";
 import { tabs } from "../../elements/tabs.js";
 import { texts } from "../../texts.js";
 
 /** @typedef {[number, number, number]} Point */
-/**
- * @typedef {object} Answer Answer of `POST /v1/imu/trajectory`.
- * @property {number} frames
- * @property {number} recording_s
- * @property {number} start_s
- * @property {number[]} time_s
- * @property {Point[]} raw
- * @property {Point[]} corrected
- * @property {Point[] | null} truth
- * @property {{raw: Errors, corrected: Errors} | null} errors
- * @property {Point} mean_correction_acc
- * @property {Point} mean_correction_gyro
- */
+/** @typedef {import("../../types.js").MotionAnswer} Answer */
 /** @typedef {{ate_m: number, aoe_deg: number, rte_m: number | null, roe_deg: number | null}} Errors */
 
 const words = texts.motion;
@@ -62,11 +51,7 @@ export class Trajectories {
         this.#drawPaths(answer.time_s.length);
       },
     );
-    this.play = element("button", {
-      class: "button small",
-      type: "button",
-      on: { click: () => this.#toggle() },
-    });
+    this.play = button(null, "", () => this.#toggle(), "small");
     this.element = element(
       "div",
       { class: "stack" },
@@ -81,12 +66,7 @@ export class Trajectories {
         ),
         this.paths.element,
       ),
-      element(
-        "div",
-        { class: "card stack" },
-        element("h2", {}, answer.truth ? words.distance : words.fromStart),
-        this.distances.element,
-      ),
+      card(answer.truth ? words.distance : words.fromStart, this.distances.element),
     );
     this.#drawPaths(answer.time_s.length);
     this.#drawDistances();

@@ -3,8 +3,10 @@
 
 import { element, icon, replace } from "../../dom.js";
 import { errorNote } from "../../elements/error-note.js";
+import { button, dialog } from "../../elements/parts.js";
 import { plot } from "../../elements/plot.js";
 import { texts } from "../../texts.js";
+import { wait } from "../../wait.js";
 import { drawDifference, frameReader, psnr_db } from "./frames.js";
 import { promptOf } from "./stage.js";
 
@@ -23,36 +25,7 @@ const EQUAL_DB = 100;
 export function compareDialog(left, right, files) {
   const body = element("div", { class: "stack" }, element("p", { class: "muted" }, texts.common.loading));
   const stop = new AbortController();
-  const dialog = element(
-    "dialog",
-    {
-      class: "dialog wide",
-      "aria-labelledby": "compare-title",
-      on: { close: () => (stop.abort(), dialog.remove()) },
-    },
-    element(
-      "div",
-      { class: "stack" },
-      element(
-        "div",
-        { class: "row between" },
-        element("h2", { id: "compare-title" }, words.title),
-        element(
-          "button",
-          {
-            type: "button",
-            class: "button quiet only-icon",
-            "aria-label": texts.common.close,
-            on: { click: () => dialog.close() },
-          },
-          icon("close"),
-        ),
-      ),
-      body,
-    ),
-  );
-  document.body.append(dialog);
-  dialog.showModal();
+  dialog(words.title, "wide", body, () => stop.abort());
   fill(body, left, right, files, stop.signal).catch((error) => replace(body, errorNote(error)));
 }
 
@@ -69,8 +42,8 @@ async function fill(body, left, right, files, signal) {
   );
   const count = Math.min(...readers.map((reader) => reader.count));
   const isSameSize = readers[0].width === readers[1].width && readers[0].height === readers[1].height;
-  const canvases = [words.left, words.right, words.difference].map((label) =>
-    element("canvas", { role: "img", "aria-label": label }),
+  const canvases = [words.left, words.right, words.difference].map((name) =>
+    element("canvas", { role: "img", "aria-label": name }),
   );
   const slider = element("input", {
     type: "range",
@@ -87,7 +60,7 @@ async function fill(body, left, right, files, signal) {
     [1, 4, 16].map((each) => element("option", { value: String(each) }, words.times(each))),
   );
   gain.value = "4";
-  const play = element("button", { type: "button", class: "button", on: { click: toggle } });
+  const play = button(null, "", toggle);
   const curve = plot({
     title: words.curve,
     xLabel: words.frame,
@@ -97,7 +70,8 @@ async function fill(body, left, right, files, signal) {
   });
   /** @type {(number | undefined)[]} */
   const measured = new Array(count).fill(undefined);
-  let isPlaying = false;
+  /** @type {AbortController | null} */
+  let playing = null;
   /** @type {Promise<void>} */
   let drawing = Promise.resolve();
 
@@ -124,18 +98,19 @@ async function fill(body, left, right, files, signal) {
   }
 
   async function toggle() {
-    isPlaying = !isPlaying;
+    playing?.abort();
+    const mine = (playing = playing ? null : new AbortController());
     label();
-    while (isPlaying && !signal.aborted) {
+    while (mine && !mine.signal.aborted && !signal.aborted) {
       const begin_ms = performance.now();
       await show((Number(slider.value) + 1) % count);
       const rest_ms = 1000 / readers[0].fps - (performance.now() - begin_ms);
-      await new Promise((resolve) => setTimeout(resolve, Math.max(0, rest_ms)));
+      await wait(Math.max(0, rest_ms));
     }
   }
 
   function label() {
-    replace(play, icon(isPlaying ? "pause" : "play"), isPlaying ? words.pause : words.play);
+    replace(play, icon(playing ? "pause" : "play"), playing ? words.pause : words.play);
   }
 
   /** Measure every frame once, so that the curve is whole. */

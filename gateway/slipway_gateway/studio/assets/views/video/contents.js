@@ -5,13 +5,7 @@ import { texts } from "../../texts.js";
 
 /** @typedef {"video" | "thumbnail" | "draft"} Variant */
 
-/**
- * @typedef {object} Contents
- * @property {(id: string, variant: Variant) => Promise<string>} url Function that gives a file's address.
- * @property {(id: string) => Promise<File>} picture Function that downloads the picture of a job's request.
- * @property {(id: string) => void} drop Function that frees the files of a job.
- * @property {() => void} close
- */
+/** @typedef {import("../../types.js").Contents} Contents */
 
 const MOST = 120;
 

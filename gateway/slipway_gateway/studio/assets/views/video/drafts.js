@@ -1,7 +1,8 @@
 // @ts-check
 /** A contact sheet: the same request with several seeds, each stopped after a few steps. */
 
-import { element, icon, replace } from "../../dom.js";
+import { element, icon, order, replace } from "../../dom.js";
+import { button, section } from "../../elements/parts.js";
 import { keepSetting, setting } from "../../settings.js";
 import { texts } from "../../texts.js";
 import { isActive } from "./jobs.js";
@@ -9,12 +10,7 @@ import { player } from "./stage.js";
 
 /** @typedef {import("../../types.js").Video} Video */
 
-/**
- * @typedef {object} DraftSheet
- * @property {HTMLElement} element
- * @property {(ids: string[]) => void} begin Function that begins with new drafts.
- * @property {(get: (id: string) => Video | undefined) => void} show
- */
+/** @typedef {import("../../types.js").DraftSheet} DraftSheet */
 
 const words = texts.video.drafts;
 const KEPT = "drafts";
@@ -52,19 +48,13 @@ export function draftSheet({ files, resume, remove, choose }) {
   /** @type {(id: string) => Video | undefined} */
   let get = () => undefined;
   const grid = element("ul", { class: "drafts" });
-  const done = element(
-    "button",
-    { type: "button", class: "button", on: { click: finish } },
-    icon("close"),
-    words.finish,
-  );
-  const whole = element(
-    "section",
-    { class: "card stack", hidden: true, "aria-labelledby": "drafts-title" },
-    element("div", { class: "row between" }, element("h2", { id: "drafts-title" }, words.title), done),
+  const whole = section(
+    words.title,
     element("p", { class: "muted small" }, words.help),
     grid,
+    element("div", { class: "row end" }, button("close", words.finish, finish)),
   );
+  whole.hidden = true;
   /** @type {Map<string, {element: HTMLElement, update: (video: Video) => void}>} */
   let cells = new Map();
 
@@ -93,9 +83,7 @@ export function draftSheet({ files, resume, remove, choose }) {
       cell.update(video);
       return cell.element;
     });
-    const isSame =
-      elements.length === grid.children.length && elements.every((each, at) => grid.children[at] === each);
-    if (!isSame) replace(grid, elements);
+    order(grid, elements);
   }
 
   /** @param {Video} first */
@@ -107,17 +95,8 @@ export function draftSheet({ files, resume, remove, choose }) {
       style: { "--aspect": first.size.replace("x", " / ") },
     });
     const state = element("p", { class: "small muted number" });
-    const go = element(
-      "button",
-      { type: "button", class: "button small primary", on: { click: () => resume(current) } },
-      icon("play"),
-      words.resume,
-    );
-    const open = element(
-      "button",
-      { type: "button", class: "button small", on: { click: () => choose(current) } },
-      words.open,
-    );
+    const go = button("play", words.resume, () => resume(current), "small primary");
+    const open = button(null, words.open, () => choose(current), "small");
     const row = element("div", { class: "row between" }, state, go, open);
     /** @param {Video} video */
     async function update(video) {

@@ -2,19 +2,12 @@
 /** Frames of a video file, one at a time, and how far two frames are from each other. */
 
 import { element } from "../../dom.js";
+import { wait } from "../../wait.js";
 
 const SEEK_MS = 5000;
 const FRAME_MS = 250;
 
-/**
- * @typedef {object} FrameReader
- * @property {number} width
- * @property {number} height
- * @property {number} count Number of frames.
- * @property {number} fps
- * @property {(index: number, canvas: HTMLCanvasElement) => Promise<ImageData>} draw Function that draws a
- *   frame and returns its pixels.
- */
+/** @typedef {import("../../types.js").FrameReader} FrameReader */
 
 /**
  * Open a video file.
@@ -76,14 +69,14 @@ export function psnr_db(a, b) {
 export function drawDifference(a, b, gain, canvas) {
   canvas.width = a.width;
   canvas.height = a.height;
-  const shown = new ImageData(a.width, a.height);
+  const difference = new ImageData(a.width, a.height);
   for (let at = 0; at < a.data.length; at += 4) {
     for (let channel = 0; channel < 3; channel++) {
-      shown.data[at + channel] = gain * Math.abs(a.data[at + channel] - b.data[at + channel]);
+      difference.data[at + channel] = gain * Math.abs(a.data[at + channel] - b.data[at + channel]);
     }
-    shown.data[at + 3] = 255;
+    difference.data[at + 3] = 255;
   }
-  canvas.getContext("2d")?.putImageData(shown, 0, 0);
+  canvas.getContext("2d")?.putImageData(difference, 0, 0);
 }
 
 /**
@@ -94,8 +87,10 @@ export function drawDifference(a, b, gain, canvas) {
  */
 function shown(video) {
   if (!video.requestVideoFrameCallback) return Promise.resolve();
-  const frame = new Promise((resolve) => video.requestVideoFrameCallback(resolve));
-  return Promise.race([frame, new Promise((resolve) => setTimeout(resolve, FRAME_MS))]);
+  const frame = new Promise((resolve) => {
+    video.requestVideoFrameCallback(resolve);
+  });
+  return Promise.race([frame, wait(FRAME_MS)]);
 }
 
 /** @param {HTMLVideoElement} video @param {string} name @returns {Promise<void>} */

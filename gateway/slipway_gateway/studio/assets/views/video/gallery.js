@@ -1,7 +1,8 @@
 // @ts-check
 /** All jobs as cards with a picture: waiting, running and finished ones, with a filter. */
 
-import { element, icon, replace } from "../../dom.js";
+import { element, icon, order, replace } from "../../dom.js";
+import { button } from "../../elements/parts.js";
 import { texts } from "../../texts.js";
 import { promptOf } from "./stage.js";
 
@@ -36,18 +37,14 @@ export function gallery({ files, choose, more }) {
   );
   const grid = element("ul", { class: "gallery", "aria-label": words.label });
   const none = element("p", { class: "muted gallery-none" });
-  const moreButton = element(
-    "button",
-    { type: "button", class: "button", on: { click: () => more() } },
-    words.more,
-  );
+  const moreButton = button(null, words.more, more);
   const whole = element(
     "section",
-    { class: "stack", "aria-labelledby": "gallery-title" },
+    { class: "stack", "aria-label": words.title },
     element(
       "div",
       { class: "row between" },
-      element("h2", { id: "gallery-title" }, words.title),
+      element("h2", {}, words.title),
       element(
         "div",
         { class: "row gallery-filter" },
@@ -76,14 +73,7 @@ export function gallery({ files, choose, more }) {
       card.update(video, video.id === state.chosen);
       return card.element;
     });
-    const isSame =
-      elements.length === grid.children.length && elements.every((each, at) => grid.children[at] === each);
-    // Moving the card that has the focus would take the focus from it.
-    if (!isSame) {
-      const focused = document.activeElement;
-      replace(grid, elements);
-      if (focused instanceof HTMLElement && grid.contains(focused)) focused.focus();
-    }
+    order(grid, elements);
     none.hidden = shown.length > 0;
     none.textContent = state.videos.length ? words.noMatch : words.none;
     moreButton.hidden = !state.hasMore;
@@ -131,18 +121,30 @@ function makeCard(video, files, choose) {
     share.style.setProperty("--share", String(next.status === "in_progress" ? next.progress / 100 : 0));
     note.textContent = words.note(next);
     whole.dataset.status = next.status;
-    if (pictured === next.status) return;
-    pictured = next.status;
-    if (next.status === "completed") {
-      files.url(next.id, "thumbnail").then(
-        (url) => replace(picture, element("img", { src: url, alt: "", loading: "lazy", decoding: "async" })),
-        () => replace(picture, icon("video")),
-      );
-    } else {
-      replace(picture, icon(ICONS[next.status] ?? "video"));
-    }
+    const preview = next.status === "completed" ? undefined : next.preview;
+    const file = hasDraft(next) ? "draft" : next.status === "completed" ? "thumbnail" : null;
+    const wanted = file ?? preview ?? next.status;
+    if (pictured === wanted) return;
+    pictured = wanted;
+    /** @param {SVGElement | HTMLElement} shown */
+    const put = (shown) => pictured === wanted && replace(picture, shown);
+    const sign = () => put(icon(ICONS[next.status] ?? "video"));
+    if (file) files.url(next.id, file).then((url) => put(still(file, url)), sign);
+    else if (preview) put(still("thumbnail", preview));
+    else sign();
   }
   return { element: whole, update };
+}
+
+/** @param {Video} video @returns {boolean} True if the job has stopped with a draft. */
+function hasDraft(video) {
+  return video.status === "paused" && video.draft_step !== null;
+}
+
+/** @param {"draft" | "thumbnail"} kind @param {string} url @returns {HTMLElement} A picture; a draft is a video. */
+function still(kind, url) {
+  if (kind === "thumbnail") return element("img", { src: url, alt: "", decoding: "async" });
+  return element("video", { src: url, muted: true, preload: "auto", playsInline: true, "aria-hidden": true });
 }
 
 /** @param {Video} video @param {typeof FILTERS[number]} filter */

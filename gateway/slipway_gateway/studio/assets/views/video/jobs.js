@@ -45,7 +45,8 @@ export function jobs(api, onChange, onError) {
   /** @param {Video} video @returns {boolean} True if the job is new or has changed. */
   function take(video) {
     const before = known.get(video.id);
-    const preview = video.preview ?? (video.status === "in_progress" ? before?.preview : undefined);
+    const isOpen = video.status === "in_progress" || video.status === "paused";
+    const preview = video.preview ?? (isOpen ? before?.preview : undefined);
     const next = preview ? { ...video, preview } : video;
     known.set(video.id, next);
     return JSON.stringify(before) !== JSON.stringify(next);
@@ -134,7 +135,10 @@ export function jobs(api, onChange, onError) {
     },
     drop: forget,
     async more() {
-      const page = await api.get(`/v1/videos?limit=${PAGE}&after=${oldest}`);
+      const after = oldest;
+      const page = await api.get(`/v1/videos?limit=${PAGE}&after=${after}`);
+      // A second click may have asked for the same page.
+      if (oldest !== after) return;
       page.data.forEach(take);
       oldest = page.last_id ?? oldest;
       hasMore = page.has_more;

@@ -1,9 +1,10 @@
 // @ts-check
 /** Jobs that wait, in the order in which they will run; each can be moved, changed, copied and removed. */
 
-import { element, icon, replace } from "../../dom.js";
+import { element, replace } from "../../dom.js";
 import { errorNote } from "../../elements/error-note.js";
 import { modelForm } from "../../elements/model-form.js";
+import { button, dialog, iconButton, section } from "../../elements/parts.js";
 import { texts } from "../../texts.js";
 import { promptOf } from "./stage.js";
 
@@ -11,13 +12,7 @@ import { promptOf } from "./stage.js";
 
 const words = texts.video.queue;
 
-/**
- * @typedef {object} QueueOptions
- * @property {(video: Video, before: Video) => Promise<void>} move Function that puts one job before another.
- * @property {(video: Video) => Promise<void>} edit
- * @property {(video: Video) => Promise<void>} duplicate
- * @property {(video: Video) => Promise<void>} remove
- */
+/** @typedef {import("../../types.js").QueueOptions} QueueOptions */
 
 /**
  * Make the queue. It is hidden while no job waits.
@@ -26,12 +21,8 @@ const words = texts.video.queue;
  */
 export function queue({ move, edit, duplicate, remove }) {
   const list = element("ol", { class: "queue" });
-  const whole = element(
-    "section",
-    { class: "card stack", hidden: true, "aria-labelledby": "queue-title" },
-    element("h2", { id: "queue-title" }, words.title),
-    list,
-  );
+  const whole = section(words.title, list);
+  whole.hidden = true;
   let told = "";
 
   /** @param {Video[]} videos */
@@ -45,10 +36,17 @@ export function queue({ move, edit, duplicate, remove }) {
     );
     if (text === told) return;
     told = text;
+    const focused = list.contains(document.activeElement) ? document.activeElement : null;
+    const name = focused?.getAttribute("aria-label");
     replace(
       list,
       waiting.map((video, index) => row(video, waiting[index - 1], waiting[index + 1])),
     );
+    // A job that was moved keeps the focus; at an end of the queue it can only be moved back.
+    const buttons = [...list.querySelectorAll("button")];
+    const same = buttons.find((each) => each.getAttribute("aria-label") === name);
+    const next = buttons.find((each) => !each.disabled && each.parentElement === same?.parentElement);
+    if (focused) (same?.disabled ? next : same)?.focus();
   }
 
   /** @param {Video} video @param {Video | undefined} before @param {Video | undefined} after */
@@ -67,11 +65,11 @@ export function queue({ move, edit, duplicate, remove }) {
       element(
         "span",
         { class: "row queue-buttons" },
-        button("up", words.up(name), before ? () => move(video, before) : null),
-        button("down", words.down(name), after ? () => move(after, video) : null),
-        button("edit", words.edit(name), () => edit(video)),
-        button("copy", words.duplicate(name), () => duplicate(video)),
-        button("trash", words.remove(name), () => remove(video)),
+        quiet("up", words.up(name), before ? () => move(video, before) : null),
+        quiet("down", words.down(name), after ? () => move(after, video) : null),
+        quiet("edit", words.edit(name), () => edit(video)),
+        quiet("copy", words.duplicate(name), () => duplicate(video)),
+        quiet("trash", words.remove(name), () => remove(video)),
       ),
     );
   }
@@ -79,23 +77,15 @@ export function queue({ move, edit, duplicate, remove }) {
 }
 
 /**
- * @param {Parameters<typeof icon>[0]} sign
+ * @param {import("../../elements/parts.js").Sign} sign
  * @param {string} label
  * @param {(() => Promise<void>) | null} run
  */
-function button(sign, label, run) {
-  return element(
-    "button",
-    {
-      type: "button",
-      class: "button quiet only-icon",
-      title: label,
-      "aria-label": label,
-      disabled: run === null,
-      on: { click: () => run?.() },
-    },
-    icon(sign),
-  );
+function quiet(sign, label, run) {
+  const made = iconButton(sign, label, () => run?.());
+  made.classList.add("quiet");
+  made.disabled = run === null;
+  return made;
 }
 
 /**
@@ -110,30 +100,12 @@ export function editDialog(video, model, send) {
   form.set({ ...video.request, seed: video.seed });
   const before = form.values();
   const problem = element("div");
-  const dialog = element(
-    "dialog",
-    {
-      class: "dialog wide-form",
-      "aria-labelledby": "edit-title",
-      on: { close: () => (form.close(), dialog.remove()) },
-    },
-    element(
-      "form",
-      { class: "stack", noValidate: true, on: { submit } },
-      element("h2", { id: "edit-title" }, words.editTitle),
-      form.element,
-      problem,
-      element(
-        "div",
-        { class: "row end" },
-        element(
-          "button",
-          { type: "button", class: "button", on: { click: () => dialog.close() } },
-          texts.common.cancel,
-        ),
-        element("button", { type: "submit", class: "button primary" }, words.save),
-      ),
-    ),
+  const content = element(
+    "form",
+    { class: "stack", noValidate: true, on: { submit } },
+    form.element,
+    problem,
+    element("div", { class: "row end" }, button(null, words.save, null, "primary")),
   );
   /** @param {SubmitEvent} event */
   async function submit(event) {
@@ -146,11 +118,10 @@ export function editDialog(video, model, send) {
     const changes = Object.fromEntries(changed.map((name) => [name, after[name] ?? null]));
     try {
       if (changed.length) await send(changes);
-      dialog.close();
+      shown.close();
     } catch (error) {
       if (!form.refuse(error)) replace(problem, errorNote(error));
     }
   }
-  document.body.append(dialog);
-  dialog.showModal();
+  const shown = dialog(words.editTitle, "wide-form", content, form.close);
 }

@@ -1,10 +1,12 @@
 // @ts-check
 /** The card with the form: choose a model, fill in its fields, make a video or drafts. */
 
-import { element, icon, replace } from "../../dom.js";
+import { element, replace } from "../../dom.js";
 import { randomSeed } from "../../elements/controls.js";
-import { errorNote, note } from "../../elements/error-note.js";
+import { errorNote, limits, note } from "../../elements/error-note.js";
+import { examplePicture } from "../../elements/file-drop.js";
 import { modelForm } from "../../elements/model-form.js";
+import { button } from "../../elements/parts.js";
 import { keepSetting, setting } from "../../settings.js";
 import { texts } from "../../texts.js";
 import { DRAFTS, draftFields } from "./drafts.js";
@@ -34,18 +36,8 @@ export function requestCard(first, create, onCreated) {
   const place = element("div", { class: "stack" });
   const notes = element("div");
   const choice = element("div", { class: "stack tight" });
-  const make = element(
-    "button",
-    { type: "submit", class: "button primary large wide" },
-    icon("play"),
-    words.make,
-  );
-  const sheet = element(
-    "button",
-    { type: "button", class: "button wide", on: { click: () => send(true) } },
-    icon("grid"),
-    words.drafts(DRAFTS),
-  );
+  const make = button("play", words.make, null, "primary large wide");
+  const sheet = button("grid", words.drafts(DRAFTS), () => send(true), "wide");
   const whole = element(
     "form",
     { class: "card stack request", noValidate: true, "aria-label": words.label, on: { submit } },
@@ -66,7 +58,8 @@ export function requestCard(first, create, onCreated) {
     select.value = current.id;
     const help = element("p", { class: "field-note" }, current.video?.summary ?? "");
     const label = element("label", { class: "field-label", for: "video-model" }, words.model);
-    replace(choice, element("h1", {}, words.title), models.length > 1 ? [label, select] : null, help);
+    const about = current.video?.note && limits(current.video.note);
+    replace(choice, element("h1", {}, words.title), models.length > 1 ? [label, select] : null, help, about);
   }
 
   /** @param {string} id */
@@ -93,14 +86,7 @@ export function requestCard(first, create, onCreated) {
     const kept = setting(`video.form.${current.id}`, {});
     form.set(kept);
     const example = exampleOf(fields);
-    const use = element(
-      "button",
-      { type: "button", class: "button small example" },
-      icon("edit"),
-      words.example,
-    );
-    use.addEventListener("click", () => form?.set(example ?? {}));
-    if (example) place.append(use);
+    if (example) place.append(button("edit", words.example, () => form?.set(example), "small example"));
   }
 
   /** @param {SubmitEvent} event */
@@ -115,14 +101,17 @@ export function requestCard(first, create, onCreated) {
     replace(notes);
     if (!form.check()) return;
     const values = form.values();
-    const { input_reference: _, ...plain } = values;
-    keepSetting(`video.form.${current.id}`, plain);
+    const plain = { ...values };
+    delete plain.input_reference;
+    // Another model may be chosen while the drafts are sent.
+    const { id } = current;
+    keepSetting(`video.form.${id}`, plain);
     const requests = asDrafts ? draftFields(values.seed ?? randomSeed(), values.steps ?? 20) : [{}];
     make.disabled = sheet.disabled = true;
     /** @type {Video[]} */
     const made = [];
     try {
-      for (const more of requests) made.push(await create(current.id, { ...values, ...more }));
+      for (const more of requests) made.push(await create(id, { ...values, ...more }));
     } catch (error) {
       if (!form.refuse(error)) replace(notes, errorNote(error));
     } finally {
@@ -184,8 +173,5 @@ function exampleOf(fields) {
 
 /** @param {import("../../types.js").FieldDescription} field @returns {string | File} */
 function valueOf(field) {
-  const text = field.example ?? "";
-  if (field.type !== "picture") return text;
-  const bytes = Uint8Array.from(atob(text), (character) => character.charCodeAt(0));
-  return new File([bytes], words.examplePicture, { type: "image/png" });
+  return (field.type === "picture" && examplePicture(field)) || (field.example ?? "");
 }

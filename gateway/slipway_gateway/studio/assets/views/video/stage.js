@@ -3,6 +3,7 @@
 
 import { announce, element, icon, replace } from "../../dom.js";
 import { errorNote } from "../../elements/error-note.js";
+import { button as plainButton } from "../../elements/parts.js";
 import { progressBar } from "../../elements/progress-bar.js";
 import { texts } from "../../texts.js";
 import { isActive } from "./jobs.js";
@@ -11,12 +12,7 @@ import { duration, timeLeft } from "./time-left.js";
 /** @typedef {import("../../types.js").Video} Video */
 /** @typedef {"cancel" | "delete" | "pause" | "resume" | "again" | "use" | "compare" | "duplicate"} Action */
 
-/**
- * @typedef {object} StageOptions
- * @property {import("./contents.js").Contents} files
- * @property {(action: Action, video: Video) => Promise<void> | void} act
- * @property {(model: string) => boolean} canStop Function that returns true if jobs of a model can be paused.
- */
+/** @typedef {import("../../types.js").StageOptions} StageOptions */
 
 const words = texts.video.stage;
 
@@ -84,7 +80,8 @@ export function stage({ files, act, canStop }) {
   function showMedia(video) {
     const [width, height] = video.size.split("x").map(Number);
     media.style.setProperty("--aspect", `${width || 16} / ${height || 9}`);
-    const what = video.status === "in_progress" && video.preview ? "preview" : video.status;
+    const hasDraft = video.status === "paused" && video.draft_step !== null;
+    const what = video.preview && !hasDraft && video.status !== "completed" ? "preview" : video.status;
     const wanted = `${video.id}/${what}`;
     if (wanted.endsWith("/preview") && showing === wanted) {
       const image = media.querySelector("img");
@@ -100,7 +97,7 @@ export function stage({ files, act, canStop }) {
       );
     } else if (video.status === "completed") {
       showFile(video, "video");
-    } else if (video.status === "paused" && video.draft_step !== null) {
+    } else if (hasDraft) {
       showFile(video, "draft");
     } else if (video.error) {
       replace(media, errorNote(video.error.message));
@@ -161,14 +158,10 @@ export function stage({ files, act, canStop }) {
     return found.filter((each) => each !== false);
   }
 
-  /** @param {Action} action @param {Parameters<typeof icon>[0]} sign @param {string} [kind] */
-  function button(action, sign, kind = "") {
-    const made = element(
-      "button",
-      { type: "button", class: `button ${kind}`, dataset: { action }, on: { click: run } },
-      icon(sign),
-      words.actions[action],
-    );
+  /** @param {Action} action @param {import("../../elements/parts.js").Sign} sign @param {string} [kind] */
+  function button(action, sign, kind) {
+    const made = plainButton(sign, words.actions[action], run, kind);
+    made.dataset.action = action;
     async function run() {
       if (!shown) return;
       made.disabled = true;

@@ -8,16 +8,7 @@ import { texts } from "../../texts.js";
 
 /** @typedef {{name: string, columns: string[], minimum: number | null, maximum: number | null, help: string}} Control */
 /** @typedef {"up" | "down" | "left" | "right" | null} Place */
-/**
- * @typedef {object} Action Something that a person can hold.
- * @property {string} id Name that is unique in the world.
- * @property {string} control Field of the turn.
- * @property {string} column Column of the field.
- * @property {number} value Value that the column takes while the action is held.
- * @property {string} label Words for people.
- * @property {Place} place Place in the cross of its control.
- * @property {string[]} codes Codes of the keys that hold it (`KeyboardEvent.code`).
- */
+/** @typedef {import("../../types.js").WorldAction} Action */
 /** @typedef {Record<string, Record<string, number>>} Event */
 
 /** Column that is 1 while no other column of its control is: a world that has it takes one action at a time. */

@@ -76,8 +76,9 @@ export class Held {
   /** @param {KeyboardEvent} event @param {boolean} isDown */
   #key(event, isDown) {
     const action = this.actions.find((each) => each.codes.includes(event.code));
-    if (!action || (isDown && (event.ctrlKey || event.metaKey || event.altKey || isTyping(event.target))))
+    if (!action || (isDown && (event.ctrlKey || event.metaKey || event.altKey || isTyping(event.target)))) {
       return;
+    }
     // A button that has the focus keeps its own key.
     if (event.code === "Space" && event.target instanceof HTMLButtonElement) return;
     if (isDown) event.preventDefault();

@@ -4,6 +4,8 @@
  * held. A connection that is lost comes back to the same world by its token.
  */
 
+import { wait } from "../../wait.js";
+
 const PATH = "/v1/realtime/video";
 const PIECE_BYTES = 4 << 20;
 const MOST_BUFFERED_BYTES = 8 << 20;
@@ -14,28 +16,9 @@ const LATEST_START_MS = 3_000;
 /** Codes with which the gateway ends a world for good. */
 const FINAL_CODES = new Set([1000, 1003, 1007, 1008, 1009, 1011, 1012, 1013]);
 
-/**
- * @typedef {object} ChunkFacts Facts of a frame, from the gateway.
- * @property {number} generation_chunk_index Number of the block.
- * @property {number} transport_chunk_index Number of the chunk.
- * @property {number} num_frames
- * @property {number} dropped Frames that were left out before it.
- * @property {(string | number)[]} started_event_ids
- * @property {Record<string, number>} latency Seconds by part.
- * @property {number} [frames_left] Frames from the block's beginning to the world's end.
- */
+/** @typedef {import("../../types.js").ChunkFacts} ChunkFacts */
 /** @typedef {{model: string, fps: number, mime: string, pacing: string, continues: boolean}} Config */
-/**
- * @typedef {object} Handlers Receivers of what happens.
- * @property {(config: Config) => void} onStart
- * @property {(position: number, depth: number) => void} onQueue
- * @property {(data: ArrayBuffer, facts: ChunkFacts) => void} onFrame
- * @property {(text: string, isEnd: boolean) => void} onError
- * @property {(isLost: boolean) => void} onLost The connection was lost, or is back.
- * @property {(state: "moving" | "moved") => void} onMove
- * @property {(file: Blob) => void} onSaved
- * @property {(stopped: boolean) => void} onEnd
- */
+/** @typedef {import("../../types.js").WorldHandlers} Handlers */
 
 export class WorldSession {
   /**
@@ -152,8 +135,9 @@ export class WorldSession {
     const { model, format } = this.opening;
     this.#send("session.start", { model, format, state: { byte_length: state.size } });
     for (let start = 0; start < state.size; start += PIECE_BYTES) {
-      while (socket.bufferedAmount > MOST_BUFFERED_BYTES)
-        await new Promise((resolve) => setTimeout(resolve, 50));
+      while (socket.bufferedAmount > MOST_BUFFERED_BYTES) {
+        await wait(50);
+      }
       const piece = await state.slice(start, start + PIECE_BYTES).arrayBuffer();
       if (socket.readyState !== WebSocket.OPEN) return;
       socket.send(piece);

@@ -2,7 +2,10 @@
 /** What a world begins with: a picture, a seed and a rate, or a file in which a world was saved. */
 
 import { element, icon } from "../../dom.js";
-import { fileDrop } from "../../elements/file-drop.js";
+import { randomSeed } from "../../elements/controls.js";
+import { limits } from "../../elements/error-note.js";
+import { examplePicture, fileDrop } from "../../elements/file-drop.js";
+import { button, iconButton, labelled } from "../../elements/parts.js";
 import { texts } from "../../texts.js";
 
 const PICTURES = "image/png,image/jpeg,image/webp";
@@ -21,7 +24,7 @@ const words = texts.world.start;
  */
 export function startForm(world, { onPicture, onStart, onRestore }) {
   const fields = new Map(world.fields.map((field) => [field.name, field]));
-  const example = exampleOf(world);
+  const example = examplePicture(world.fields.find((field) => field.type === "picture"));
   let isExample = example !== null;
   const drop = fileDrop({
     label: words.picture,
@@ -33,12 +36,7 @@ export function startForm(world, { onPicture, onStart, onRestore }) {
   });
   const seed = number("world-seed", fields.get("seed")?.default ?? 0, 0, LARGEST_SEED);
   const fps = number("world-fps", Number(fields.get("fps")?.default) || 25, 1, 240);
-  const start = element(
-    "button",
-    { class: "button primary large", type: "submit" },
-    icon("play"),
-    words.start,
-  );
+  const start = button("play", words.start, null, "primary large");
   const restore = element("input", {
     type: "file",
     class: "visually-hidden",
@@ -48,6 +46,7 @@ export function startForm(world, { onPicture, onStart, onRestore }) {
     accept: ".world",
     on: { change: () => (restore.files?.[0] && onRestore(restore.files[0]), (restore.value = "")) },
   });
+  const roll = iconButton("dice", words.newSeed, () => (seed.value = String(randomSeed())));
   const about = element("p", { class: "muted small" });
 
   /** @param {File | null} file */
@@ -64,6 +63,7 @@ export function startForm(world, { onPicture, onStart, onRestore }) {
     { class: "card stack", on: { submit: (event) => (event.preventDefault(), onStart()) } },
     element("h2", {}, words.title),
     element("p", { class: "muted" }, words.text),
+    world.note && limits(world.note),
     start,
     element("h3", {}, words.picture),
     about,
@@ -75,8 +75,8 @@ export function startForm(world, { onPicture, onStart, onRestore }) {
       element(
         "div",
         { class: "world-numbers" },
-        labelled(words.seed, seed, randomSeed(seed)),
-        labelled(words.fps, fps, null),
+        labelled(words.seed, seed, element("div", { class: "row world-number" }, seed, roll)),
+        labelled(words.fps, fps),
       ),
     ),
     world.can_save &&
@@ -86,12 +86,7 @@ export function startForm(world, { onPicture, onStart, onRestore }) {
         element("h3", {}, words.restore),
         element("p", { class: "muted small" }, words.restoreText),
         restore,
-        element(
-          "button",
-          { class: "button", type: "button", on: { click: () => restore.click() } },
-          icon("upload"),
-          words.restoreChoose,
-        ),
+        button("upload", words.restoreChoose, () => restore.click()),
       ),
   );
   show(example);
@@ -102,45 +97,12 @@ export function startForm(world, { onPicture, onStart, onRestore }) {
       seed: Number(seed.value) || 0,
       fps: Math.round(Number(fps.value)) || 25,
     }),
-    takePicture: (file) => (drop.set(file), show(file)),
+    takePicture: (file) => (drop.set(file), show(drop.file() ?? example)),
     close: drop.close,
   };
-}
-
-/** @param {WorldModel} world @returns {File | null} The picture that comes with the checkpoint. */
-function exampleOf(world) {
-  const text = world.fields.find((field) => field.type === "picture")?.example;
-  if (!text) return null;
-  const bytes = Uint8Array.from(atob(text), (character) => character.charCodeAt(0));
-  return new File([bytes], "example.png", { type: "image/png" });
 }
 
 /** @param {string} id @param {unknown} value @param {number} min @param {number} max */
 function number(id, value, min, max) {
   return element("input", { id, type: "number", value: String(value), min, max, step: 1 });
-}
-
-/** @param {HTMLInputElement} seed */
-function randomSeed(seed) {
-  return element(
-    "button",
-    {
-      class: "button only-icon",
-      type: "button",
-      "aria-label": words.newSeed,
-      title: words.newSeed,
-      on: { click: () => (seed.value = String(Math.floor(Math.random() * LARGEST_SEED))) },
-    },
-    icon("dice"),
-  );
-}
-
-/** @param {string} label @param {HTMLInputElement} input @param {HTMLElement | null} more */
-function labelled(label, input, more) {
-  return element(
-    "div",
-    { class: "stack tight" },
-    element("label", { class: "field-label", for: input.id }, label),
-    element("div", { class: "row world-number" }, input, more),
-  );
 }
