@@ -191,7 +191,12 @@ class GatewayProcess:
                 *_admin_routes(settings, authenticate),
                 models.router(services, own),
                 fleet.router(services, own),
-                realtime.router(services.replicas, authenticate, count_open=services.metrics.count_open),
+                realtime.router(
+                    services.replicas,
+                    authenticate,
+                    count_open=services.metrics.count_open,
+                    failures=services.session_failures,
+                ),
                 docs.router(),
                 *([studio.router()] if settings.studio else []),
             ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from slipway_gateway.access.keys import KeyStore
 from slipway_gateway.contents.pictures import Pictures
@@ -16,6 +16,7 @@ from slipway_gateway.jobs.store import JobStore
 from slipway_gateway.metrics import GatewayMetrics
 from slipway_gateway.model_catalog import ModelCatalog
 from slipway_gateway.outbound.webhooks import Webhooks
+from slipway_gateway.realtime.failures import SessionFailures
 from slipway_gateway.replicas.replicas import Replicas
 from slipway_gateway.settings import GatewaySettings
 
@@ -37,6 +38,7 @@ class Services:
         kinds: Kinds of videos by model.
         webhooks: Webhooks.
         metrics: Metrics of the process.
+        session_failures: Failed worlds and microphones of the process.
     """
 
     settings: GatewaySettings
@@ -51,6 +53,7 @@ class Services:
     kinds: Mapping[str, VideoKind]
     webhooks: Webhooks
     metrics: GatewayMetrics
+    session_failures: SessionFailures = field(default_factory=SessionFailures)
 
     async def position(self, job: Job) -> int | None:
         """Return the place of a waiting job in the queue of its model; None for any other job."""

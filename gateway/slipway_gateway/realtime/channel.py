@@ -45,6 +45,10 @@ class Refused(SlipwayError):
         self.close_code = close_code
 
 
+class CallerSilent(DeadlineExceeded):
+    """The caller sent nothing for too long."""
+
+
 class Channel:
     """Messages of one socket.
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import secrets
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
@@ -18,10 +19,11 @@ import numpy as np
 from slipway_client import AsyncSession, ListenRequest, ListenTurn, StreamDecisions
 from slipway_client.listening import PIECE_SAMPLES, padded_size
 from slipway_gateway.realtime.audio import DECODERS, SAMPLE_RATE_HZ, Decoder, Pcm
-from slipway_gateway.realtime.channel import Channel, Disconnected, Message, Refused
+from slipway_gateway.realtime.channel import CallerSilent, Channel, Disconnected, Message, Refused
+from slipway_gateway.realtime.failures import SessionFailures
 from slipway_gateway.realtime.limits import BLOCK_S, IDLE_S, START_S, CloseCode
 from slipway_gateway.replicas.replicas import Replicas
-from slipway_serving.protocol.errors import DeadlineExceeded, InvalidRequest, SlipwayError
+from slipway_serving.protocol.errors import InvalidRequest, SlipwayError
 from slipway_serving.protocol.texts import short
 
 _WHERE = "listen"
@@ -42,12 +44,13 @@ class Listening:
     format: str
 
 
-async def serve_listen(channel: Channel, replicas: Replicas) -> None:
+async def serve_listen(channel: Channel, replicas: Replicas, failures: SessionFailures) -> None:
     """Serve one microphone until the socket ends.
 
     Args:
         channel: Accepted socket.
         replicas: Replicas of the gateway.
+        failures: Failures of sessions, to which that of this one is added.
     """
     try:
         listening = await _start(channel)
@@ -63,6 +66,7 @@ async def serve_listen(channel: Channel, replicas: Replicas) -> None:
     except Disconnected:
         return
     except SlipwayError as error:
+        failures.record(f"listen_{secrets.token_hex(8)}", ListenRequest.model, error)
         await channel.fail(error)
 
 
@@ -70,7 +74,7 @@ async def _start(channel: Channel) -> Listening:
     try:
         message = await channel.receive(timeout_s=START_S)
     except TimeoutError:
-        raise DeadlineExceeded(f"{_WHERE}: listen.start must come within {START_S:g} s") from None
+        raise CallerSilent(f"{_WHERE}: listen.start must come within {START_S:g} s") from None
     if isinstance(message, bytes) or message["type"] != "listen.start":
         got = "a binary message" if isinstance(message, bytes) else short(message["type"])
         raise InvalidRequest(f"{_WHERE}: first message must be listen.start, got {got}")
@@ -125,9 +129,7 @@ async def _read(channel: Channel, decoder: Decoder) -> None:
         try:
             message = await channel.receive(binary_bytes=_PIECE_BYTES, timeout_s=IDLE_S)
         except TimeoutError:
-            raise DeadlineExceeded(
-                f"{_WHERE}: the next piece of sound must come within {IDLE_S:g} s"
-            ) from None
+            raise CallerSilent(f"{_WHERE}: the next piece of sound must come within {IDLE_S:g} s") from None
         if isinstance(message, bytes):
             await decoder.feed(message)
         elif message["type"] == "listen.stop":

@@ -16,6 +16,7 @@ from starlette.requests import HTTPConnection
 from starlette.websockets import WebSocket
 
 from slipway_gateway.realtime.channel import Channel
+from slipway_gateway.realtime.failures import SessionFailures
 from slipway_gateway.realtime.imu import checked_units, correct_recording, serve_imu
 from slipway_gateway.realtime.limits import RESUME_S
 from slipway_gateway.realtime.listen import serve_listen
@@ -51,6 +52,7 @@ def router(
     *,
     resume_s: float = RESUME_S,
     count_open: Callable[[str, int], None] = lambda route, change: None,
+    failures: SessionFailures | None = None,
 ) -> APIRouter:
     """Return the routes below `/v1`; when the application ends, all of its worlds end.
 
@@ -59,8 +61,10 @@ def router(
         authenticate: Function that authenticates a caller.
         resume_s: Time for which a world waits for its viewer after a connection was lost, in seconds.
         count_open: Function that is called with a route and 1 when a socket opens, and -1 when it closes.
+        failures: Failures of sessions, to which those of these sockets are added.
     """
-    worlds = Worlds(replicas, resume_s)
+    failures = failures or SessionFailures()
+    worlds = Worlds(replicas, resume_s, failures)
 
     @asynccontextmanager
     async def lifespan(_: Any) -> AsyncIterator[None]:
@@ -96,7 +100,7 @@ def router(
 
     @routes.websocket("/v1/listen")
     async def listen(websocket: WebSocket) -> None:
-        await admitted(websocket, "listen", lambda channel, _: serve_listen(channel, replicas))
+        await admitted(websocket, "listen", lambda channel, _: serve_listen(channel, replicas, failures))
 
     @routes.websocket("/v1/imu")
     async def imu_stream(websocket: WebSocket) -> None:

@@ -12,7 +12,14 @@ import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
 
-from slipway_gateway.realtime.channel import Channel, Disconnected, Message, Refused, error_message
+from slipway_gateway.realtime.channel import (
+    CallerSilent,
+    Channel,
+    Disconnected,
+    Message,
+    Refused,
+    error_message,
+)
 from slipway_gateway.realtime.limits import IDLE_S, START_BYTES, START_S, CloseCode
 from slipway_gateway.realtime.opening import model_of, parse_start
 from slipway_gateway.realtime.steering import event_id_of, parse_interaction
@@ -20,7 +27,6 @@ from slipway_gateway.realtime.worlds import PlayedWorld, Worlds
 from slipway_gateway.replicas.replicas import Replicas
 from slipway_serving.protocol.errors import (
     Cancelled,
-    DeadlineExceeded,
     InvalidRequest,
     Overloaded,
     SlipwayError,
@@ -68,7 +74,7 @@ class WorldSocket:
         try:
             message = await self._channel.receive(json_bytes=START_BYTES, timeout_s=START_S)
         except TimeoutError:
-            raise DeadlineExceeded(
+            raise CallerSilent(
                 f"{self._channel.where}: session.start must come within {START_S:g} s"
             ) from None
         if isinstance(message, bytes) or message["type"] not in ("session.start", "session.resume"):
@@ -198,7 +204,7 @@ class WorldSocket:
                 async with asyncio.timeout(IDLE_S):
                     yield await self._state.get()
             except TimeoutError:
-                raise DeadlineExceeded(
+                raise CallerSilent(
                     f"{self._channel.where}: the next piece of the state must come within {IDLE_S:g} s"
                 ) from None
 

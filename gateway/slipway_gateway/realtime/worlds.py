@@ -8,6 +8,7 @@ import secrets
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
+from slipway_gateway.realtime.failures import SessionFailures
 from slipway_gateway.realtime.limits import MOST_WORLDS, RESUME_S
 from slipway_gateway.realtime.opening import Opening
 from slipway_gateway.realtime.outbox import Outbox
@@ -46,10 +47,14 @@ class Worlds:
     Args:
         replicas: Replicas of the gateway.
         resume_s: Time for which a world waits for its viewer, in seconds.
+        failures: Failures of sessions, to which those of worlds are added.
     """
 
-    def __init__(self, replicas: Replicas, resume_s: float = RESUME_S) -> None:
+    def __init__(
+        self, replicas: Replicas, resume_s: float = RESUME_S, failures: SessionFailures | None = None
+    ) -> None:
         self._replicas, self._resume_s = replicas, resume_s
+        self._failures = failures or SessionFailures()
         self._worlds: dict[str, PlayedWorld] = {}
 
     def __len__(self) -> int:
@@ -73,7 +78,9 @@ class Worlds:
         outbox = Outbox(may_drop=not opening.on_event)
         identity = {"request_id": f"world_{secrets.token_hex(8)}", "resume_token": token}
         player = Player(opening, world, outbox, pieces, identity)
-        task = asyncio.create_task(self._play(player, token), name=identity["request_id"])
+        task = asyncio.create_task(
+            self._play(player, token, opening.model, identity["request_id"]), name=identity["request_id"]
+        )
         self._worlds[token] = played = PlayedWorld(player, task, token, owner)
         return played
 
@@ -124,9 +131,12 @@ class Worlds:
         """End all worlds."""
         await asyncio.gather(*(self.end(played) for played in tuple(self._worlds.values())))
 
-    async def _play(self, player: Player, token: str) -> None:
+    async def _play(self, player: Player, token: str, model: str, request_id: str) -> None:
         try:
             await player.run()
+        except Exception as error:
+            self._failures.record(request_id, model, error)
+            raise
         finally:
             played = self._worlds.pop(token, None)
             if played is not None and played.expiry is not None:

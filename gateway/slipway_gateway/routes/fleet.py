@@ -1,6 +1,7 @@
 """Route of the fleet: servers, models, queue, sessions and failures, for a key that administers.
 
-Servers and models come from the last poll of this process, jobs and failures from the database.
+Servers and models come from the last poll of this process, jobs and their failures from the database. A world
+or a microphone that failed is known to its process alone.
 """
 
 # FastAPI evaluates the annotations of the routes, which name local dependencies.
@@ -14,7 +15,7 @@ from pydantic import BaseModel, Field
 
 from slipway_gateway.access.keys import Key
 from slipway_gateway.errors import ApiError
-from slipway_gateway.jobs.job import Count, Failure, Status
+from slipway_gateway.jobs.job import Count, Failure, Status, is_job_id
 from slipway_gateway.replicas.hardware import Hardware
 from slipway_gateway.replicas.replica import Replica, ReplicaState
 from slipway_gateway.routes.openapi import errors
@@ -92,13 +93,14 @@ class FleetModel(BaseModel):
     requests_running: int | None = Field(description="Requests in it by the servers' metrics.")
     queue: QueueAnswer | None = Field(description="Null for a model that no job names.")
     sessions: SessionsAnswer | None = Field(description="Null for a model without sessions.")
-    failures: int = Field(description="Number of its jobs that failed in the last hour.")
+    failures: int = Field(description="Number of its jobs and sessions that failed in the last hour.")
 
 
 class FailureAnswer(BaseModel):
-    """A job that failed."""
+    """A job, a world or a microphone that failed."""
 
-    video_id: str
+    video_id: str | None = Field(description="Null for a world or a microphone.")
+    session_id: str | None = Field(description="Name of a world or a microphone in the log; null for a job.")
     model: str
     at: int = Field(description="Unix time of the failure, in seconds.")
     code: str
@@ -139,14 +141,17 @@ def router(services: Services, own: OwnJobs) -> APIRouter:
             )
         now_s = time.time()
         counts = await services.store.counts()
-        failures = await services.store.failures(now_s - FAILURES_S, _MOST_FAILURES)
+        jobs = await services.store.failures(now_s - FAILURES_S, _MOST_FAILURES)
+        sessions = services.session_failures.since(now_s - FAILURES_S)
+        failures = sorted([*jobs, *sessions], key=lambda failure: failure.at, reverse=True)[:_MOST_FAILURES]
         known = await services.catalog.models()
         return FleetAnswer(
             servers=[_server(replica) for replica in services.replicas.all],
             models=_models(services, known, counts, failures, now_s),
             failures=[
                 FailureAnswer(
-                    video_id=each.id,
+                    video_id=each.id if is_job_id(each.id) else None,
+                    session_id=None if is_job_id(each.id) else each.id,
                     model=each.model,
                     at=int(each.at),
                     code=each.code,

@@ -14,6 +14,7 @@ from slipway_client import AsyncClient
 from slipway_gateway.access.keys import KeyStore
 from slipway_gateway.replicas.metrics import MetricsPage, parse_metrics
 from slipway_gateway.replicas.replica import Replica, ReplicaState
+from slipway_serving.protocol.errors import Cancelled, InvalidRequest, SessionLost
 
 PARAMETERS = {
     "wan_t2v_denoiser": {
@@ -123,16 +124,31 @@ async def test_fleet_tells_the_failures_of_the_last_hour(api: Api) -> None:
     claimed = await api.services.store.claim("w", {"wan_t2v": 1}, LEASE_S)
     assert claimed is not None
     await api.services.store.fail(job["id"], run_of(claimed), "deadline_exceeded", "it took 600 s")
+    sessions = api.services.session_failures
+    sessions.record("world_1", "world", SessionLost("world: the model's process ended"))
+    sessions.record("world_2", "world", ZeroDivisionError("a secret"))
+    for error in (InvalidRequest("image must be a picture"), Cancelled("world: the world was ended")):
+        sessions.record("world_3", "world", error)
     fleet = await api.call("GET", "/v1/fleet")
-    (failure,) = fleet["failures"]
-    assert time.time() - failure.pop("at") < 60
-    assert failure == {
+    assert all(time.time() - failure.pop("at") < 60 for failure in fleet["failures"])
+    internal, lost, failed = fleet["failures"]
+    assert failed == {
         "video_id": job["id"],
+        "session_id": None,
         "model": "wan_t2v",
         "code": "deadline_exceeded",
         "message": "it took 600 s",
     }
-    assert {model["id"]: model["failures"] for model in fleet["models"]}["wan_t2v"] == 1
+    assert lost == {
+        "video_id": None,
+        "session_id": "world_1",
+        "model": "world",
+        "code": "session_lost",
+        "message": "world: the model's process ended",
+    }
+    assert (internal["code"], "secret" in internal["message"]) == ("internal", False)
+    counts = {model["id"]: model["failures"] for model in fleet["models"]}
+    assert (counts["wan_t2v"], counts["world"]) == (1, 2)
 
 
 async def test_fleet_is_refused_when_the_key_does_not_administer(tmp_path: Path) -> None:
