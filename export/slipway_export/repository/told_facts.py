@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,9 @@ from typing import Any
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
-from slipway_serving.protocol.export_facts import ExportFacts, ParitySummary
+from slipway_serving.protocol.export_facts import PARITY_PARAMETER, ExportFacts, ParitySummary
+
+_TOLD = re.compile(rf'(key: "{PARITY_PARAMETER}"\s+value \{{\s+string_value: ")[^"]*')
 
 
 def write_facts(config: Path, facts: Mapping[str, Any]) -> None:
@@ -30,6 +33,18 @@ def write_facts(config: Path, facts: Mapping[str, Any]) -> None:
     parameters = {name: pb.ModelParameter(string_value=text) for name, text in told.parameters.items()}
     added = text_format.MessageToString(pb.ModelConfig(parameters=parameters))
     config.write_text(f"{config.read_text(encoding='utf-8').rstrip()}\n{added}", encoding="utf-8")
+
+
+def with_parity(text: str, rows: Sequence[Mapping[str, Any]], left_out: int) -> str:
+    """Return a configuration whose summary of the parity report is renewed.
+
+    Args:
+        text: Text of a model's `config.pbtxt`; one without a summary stays as it is.
+        rows: Parity rows, as the manifest has them.
+        left_out: Number of points that were not verified.
+    """
+    summary = parity_summary(rows, left_out)
+    return text if summary is None else _TOLD.sub(lambda told: told[1] + summary.text, text)
 
 
 def parity_summary(rows: Sequence[Mapping[str, Any]], left_out: int) -> ParitySummary | None:

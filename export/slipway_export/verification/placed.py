@@ -1,12 +1,14 @@
 """Verification of placed models at more points or on another device; the rows are added to their manifests.
 
 The manifests state the source of each model. The same plan is made again from the same checkpoint, and its
-graphs are compared as in an export. Only the manifest of a model changes.
+graphs are compared as in an export. Only the manifest of a model changes, and in its configuration the
+summary of the rows, which a server tells when it loads the model again.
 """
 
 from __future__ import annotations
 
 import gc
+import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -24,6 +26,7 @@ from slipway_export.progress import format_duration
 from slipway_export.repository.publish import MANIFEST, find_modification
 from slipway_export.repository.staged_export import select_stepped
 from slipway_export.repository.staging import staging
+from slipway_export.repository.told_facts import with_parity
 from slipway_export.run import plan_of
 from slipway_export.sizing.budget import estimate
 from slipway_export.sizing.machine import check_device
@@ -42,6 +45,8 @@ from slipway_serving.protocol.errors import InvalidRequest
 
 Report = Callable[[str], None]
 
+CONFIG = "config.pbtxt"
+"""File with the summary of the parity report."""
 STEPS = "steps"
 """Name of the point that stands for a stepped network's steps as one run."""
 POINTS = ("min", "opt", "max", "unseen", STEPS)
@@ -252,7 +257,7 @@ def _choice(model: PlacedModel, component: Component) -> TorchChoice | None:
 
 
 def _add_rows(model: PlacedModel, rows: Iterable[ParityRow]) -> None:
-    """Add rows to a model's manifest atomically; they replace rows of the same output, point and runtime."""
+    """Add rows to a model's manifest; they replace rows of the same output, point and runtime."""
     labels = {row["graph"] for row in model.manifest["parity"]}
     new = [asdict(row) for row in rows if row.graph in labels]
     if not new:
@@ -266,10 +271,16 @@ def _add_rows(model: PlacedModel, rows: Iterable[ParityRow]) -> None:
             left for left in model.manifest["not_verified"] if (left["graph"], left["point"]) not in points
         ],
     }
-    path = model.folder / MANIFEST
-    written = path.with_name(f".{MANIFEST}.new")
-    written.write_text(json.dumps(manifest, indent=2, allow_nan=False) + "\n", encoding="utf-8")
-    written.replace(path)
+    config = model.folder / CONFIG
+    text = with_parity(config.read_text("utf-8"), manifest["parity"], len(manifest["not_verified"]))
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    manifest["files"] = {**model.manifest["files"], CONFIG: digest}
+    texts = {CONFIG: text, MANIFEST: json.dumps(manifest, indent=2, allow_nan=False) + "\n"}
+    written = {name: model.folder / f".{name}.new" for name in texts}
+    for name, path in written.items():
+        path.write_text(texts[name], encoding="utf-8")
+    for name, path in written.items():
+        path.replace(model.folder / name)
 
 
 def _row_key(row: Mapping[str, Any]) -> tuple[str, ...]:

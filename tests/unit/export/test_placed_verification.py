@@ -10,19 +10,23 @@ from typing import Any
 
 import numpy as np
 import pytest
+from google.protobuf import text_format
 from line_graph import linear, write_graph
 from test_verify_steps import graph_file, summing
 from torch import nn
+from tritonclient.grpc import model_config_pb2 as pb
 from typer.testing import CliRunner
 
 from slipway_cli.root import app
 from slipway_export.checkpoint.checkpoint import Checkpoint
 from slipway_export.repository.publish import MANIFEST, find_modification, write_manifest
+from slipway_export.repository.told_facts import write_facts
 from slipway_export.sizing.machine import Speed
 from slipway_export.spec import Axis, Component, Family, Plan, Precision, Variant
 from slipway_export.verification.comparison import ParityFailed, ParityRow
 from slipway_export.verification.placed import PlacedModel, verify_placed
 from slipway_serving.protocol.errors import InvalidRequest
+from slipway_serving.protocol.export_facts import PARITY_PARAMETER, ParitySummary
 
 
 class Add(nn.Module):
@@ -71,7 +75,7 @@ def place(folder: Path, component: Component, **facts: Any) -> Path:
     (model / "1").mkdir(parents=True, exist_ok=True)
     path = model / "1/model.onnx"
     _ = graph_file(path) if component.name == "sum" else write_graph(path)
-    (model / "config.pbtxt").write_text("")
+    (model / "config.pbtxt").write_text("# by hand\n")
     bound = component.tolerance[Precision.FP32]
     row = ParityRow(component.label, "y", "min (rows=1)", (1, 3), 0.5, 0.0, 1.0, bound, "elsewhere")
     left = [
@@ -88,8 +92,17 @@ def place(folder: Path, component: Component, **facts: Any) -> Path:
         "parity": [asdict(row)],
         "not_verified": left if component.name == "line" else [],
     }
+    write_facts(model / "config.pbtxt", values)
     write_manifest(model, {**values, **facts})
     return model
+
+
+def told(repository: Path) -> ParitySummary | None:
+    """Return what a server tells of the parity."""
+    text = (repository / "family_line" / "config.pbtxt").read_text()
+    assert text.startswith("# by hand\n")
+    config = text_format.Parse(text, pb.ModelConfig())
+    return ParitySummary.parse(config.parameters[PARITY_PARAMETER].string_value)
 
 
 def manifest_of(repository: Path, name: str = "line") -> dict[str, Any]:
@@ -103,7 +116,11 @@ def points(rows: Sequence[ParityRow]) -> list[tuple[str, str, str]]:
 
 def test_points_that_were_left_out_are_verified_and_noted(repository: Path) -> None:
     before, said = manifest_of(repository), list[str]()
+    first = told(repository)
+    assert first is not None and (first.points, first.left_out, first.max_abs) == (1, 2, 0.5)
     rows = verify_placed(repository, report=said.append)
+    second = told(repository)
+    assert second is not None and (second.points, second.left_out, second.max_abs) == (5, 0, 0.5)
     assert points(rows) == [
         ("line", output, point) for point in ("opt (rows=4)", "max (rows=8)") for output in ("y", "count")
     ]
@@ -114,7 +131,9 @@ def test_points_that_were_left_out_are_verified_and_noted(repository: Path) -> N
         (row.output, row.point) for row in rows
     ]
     assert after["parity"][1]["verified_on"] == "ONNX Runtime CPU"
-    assert {**after, "parity": 0, "not_verified": 0} == {**before, "parity": 0, "not_verified": 0}
+    changed = {"parity": 0, "not_verified": 0, "files": 0}
+    assert {**after, **changed} == {**before, **changed}
+    assert {**after["files"], "config.pbtxt": 0} == {**before["files"], "config.pbtxt": 0}
     text = (repository / "family_line" / MANIFEST).read_text()
     assert text.endswith("}\n") and '\n  "format": 1' in text
     assert find_modification(repository / "family_line") is None
@@ -225,7 +244,9 @@ def test_argument_is_named_when_it_is_wrong(repository: Path, arguments: dict[st
 
 
 def test_model_is_named_when_it_cannot_be_verified(repository: Path) -> None:
-    (repository / "family_other/config.pbtxt").write_text("mine")
+    config = repository / "family_other/config.pbtxt"
+    exported = config.read_text()
+    config.write_text("mine")
     with pytest.raises(InvalidRequest) as changed:
         verify_placed(repository)
     text = (
@@ -233,7 +254,7 @@ def test_model_is_named_when_it_cannot_be_verified(repository: Path) -> None:
         " got files changed since the export:"
     )
     assert str(changed.value) == f"repository {repository}: {text} config.pbtxt"
-    (repository / "family_other/config.pbtxt").write_text("")
+    config.write_text(exported)
     path = repository / "family_other" / MANIFEST
     manifest = json.loads(path.read_text())
     del manifest["planned_axes"]
