@@ -13,16 +13,16 @@ if TYPE_CHECKING:
     from slipway_export.run import ExportResult
 
 
-def checkpoint_once(shared: Path, family: str) -> Path:
-    """Return the tiny checkpoint of a family, seed 0. Read only."""
+def checkpoint_once(shared: Path, family: str, preset: str = "tiny") -> Path:
+    """Return a preset's checkpoint of a family, seed 0. Read only."""
     from slipway_export.families import family_named
 
-    folder = shared / "checkpoints" / family
+    folder = shared / "checkpoints" / (family if preset == "tiny" else f"{family}-{preset}")
     folder.parent.mkdir(exist_ok=True)
     with FileLock(f"{folder}.lock"):
         if not folder.exists():
             folder.mkdir()
-            family_named(family).presets["tiny"].write(folder, 0)
+            family_named(family).presets[preset].write(folder, 0)
     return folder
 
 

@@ -1,0 +1,113 @@
+"""Wan checkpoints that take pictures, served by Triton, against diffusers' own pipelines."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from PIL import Image
+from tiny_exports import checkpoint_once, exported_once
+from wan_reference import frames_of_pipeline, picture, pipeline_for, psnr
+
+from slipway_client import Client, Frames, TextToVideoRequest
+from slipway_export.spec import Axis
+from slipway_serving.protocol.errors import InvalidRequest
+from slipway_serving.triton.server import Server, ServerConfig
+
+REQUEST = TextToVideoRequest(
+    "A paper boat sails down a rainy street.",
+    negative_prompt="blurry",
+    frames=9,
+    height=96,
+    width=64,
+    steps=4,
+    seed=7,
+    output="frames",
+)
+AXES = (Axis("latent_frames", 1, 2, 3), Axis("token_height", 2, 3, 3), Axis("token_width", 2, 2, 4))
+PICTURE = picture(96, 64)
+FROM_PICTURE = replace(REQUEST, image=PICTURE)
+EXPERTS = replace(REQUEST, height=48, width=64, guidance_scale_2=3.0, image=picture(48, 64))
+
+
+@dataclass(frozen=True)
+class Served:
+    """A checkpoint and a client of the Triton that serves it."""
+
+    checkpoint: Path
+    client: Client
+
+    def frames(self, request: TextToVideoRequest) -> NDArray[np.uint8]:
+        *_, last = self.client.generate(request)
+        assert isinstance(last, Frames)
+        return last.array
+
+    def check(self, request: TextToVideoRequest, others: Mapping[str, TextToVideoRequest]) -> None:
+        """Check that frames equal diffusers', and that those of other requests are far from them."""
+        expected = frames_of_pipeline(pipeline_for(self.checkpoint, request), request)
+        assert expected.std() > 20
+        found = self.frames(request)
+        assert found.shape == expected.shape
+        print(f"PSNR {psnr(found, expected):.1f} dB")
+        assert psnr(found, expected) >= 60
+        for name, other in others.items():
+            assert psnr(self.frames(other), expected) < 45, name
+
+
+def served(shared: Path, preset: str) -> Iterator[Served]:
+    """Serve a preset's checkpoint by a real Triton."""
+    checkpoint = checkpoint_once(shared, "wan_t2v", preset)
+    models, _ = exported_once(shared, "wan_t2v", str(checkpoint), axes=AXES)
+    with (
+        Server(ServerConfig(models, http_port=0, grpc_port=0, metrics_port=0)) as running,
+        Client(running.grpc_url) as client,
+    ):
+        yield Served(checkpoint, client)
+
+
+@pytest.fixture(scope="module")
+def ti2v(shared: Path) -> Iterator[Served]:
+    yield from served(shared, "tiny-ti2v")
+
+
+@pytest.fixture(scope="module")
+def i2v(shared: Path) -> Iterator[Served]:
+    yield from served(shared, "tiny-i2v")
+
+
+def test_served_video_from_text_equals_diffusers_when_the_checkpoint_is_ti2v(ti2v: Served) -> None:
+    ti2v.check(REQUEST, {"seed": replace(REQUEST, seed=8), "image": FROM_PICTURE})
+
+
+def test_served_video_from_a_picture_equals_diffusers_when_the_checkpoint_is_ti2v(ti2v: Served) -> None:
+    ti2v.check(FROM_PICTURE, {"image": replace(FROM_PICTURE, image=255 - PICTURE)})
+
+
+@pytest.mark.long
+def test_served_video_from_a_picture_equals_diffusers_when_the_checkpoint_is_i2v(i2v: Served) -> None:
+    assert isinstance(EXPERTS.image, np.ndarray)
+    others = {
+        "image": replace(EXPERTS, image=255 - EXPERTS.image),
+        "guidance": replace(EXPERTS, guidance_scale_2=4.0),
+    }
+    i2v.check(EXPERTS, others)
+
+
+@pytest.mark.long
+def test_served_video_is_the_same_when_the_picture_is_a_file(i2v: Served) -> None:
+    assert isinstance(EXPERTS.image, np.ndarray)
+    file = io.BytesIO()
+    Image.fromarray(EXPERTS.image).save(file, "PNG")
+    of_file = i2v.frames(replace(EXPERTS, image=file.getvalue()))
+    np.testing.assert_array_equal(of_file, i2v.frames(EXPERTS))
+
+
+@pytest.mark.long
+def test_request_without_a_picture_is_refused_when_the_served_checkpoint_is_i2v(i2v: Served) -> None:
+    with pytest.raises(InvalidRequest, match="image must be given for an image-to-video checkpoint, got no"):
+        i2v.frames(replace(EXPERTS, image=None))
