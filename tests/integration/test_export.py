@@ -274,8 +274,8 @@ def test_export_refuses_checkpoint_that_is_nothing(tmp_path: Path) -> None:
     done = slipway("export", "wan_t2v", "--checkpoint", "no-such-thing", "--repository", tmp_path / "r")
     assert done.returncode == 2
     assert (
-        "checkpoint must be a preset (tiny, tiny-ti2v, tiny-i2v, demo, small, 1.3b, a14b, a14b-2-layers,"
-        " ti2v-5b, i2v-a14b), a folder, or a hub id,"
+        "checkpoint must be a preset (tiny, tiny-ti2v, tiny-fastwan, tiny-i2v, tiny-i2v-clip, tiny-flf2v,"
+        " demo, small, 1.3b, a14b, a14b-2-layers, ti2v-5b, i2v-a14b), a folder, or a hub id,"
         " got 'no-such-thing'" in done.stderr
     )
 

@@ -9,13 +9,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from distilled_wan import distilled_frames
 from numpy.typing import NDArray
 from PIL import Image
 from tiny_exports import checkpoint_once, exported_once
 from wan_reference import frames_of_pipeline, picture, pipeline_for, psnr
 
+from slipway_cli.videos.making import Session
 from slipway_client import Client, Frames, TextToVideoRequest
-from slipway_export.spec import Axis
+from slipway_client.address import address_of
+from slipway_export.spec import Axis, Engine
 from slipway_serving.protocol.errors import InvalidRequest
 from slipway_serving.triton.server import Server, ServerConfig
 
@@ -59,10 +62,10 @@ class Served:
             assert psnr(self.frames(other), expected) < 45, name
 
 
-def served(shared: Path, preset: str) -> Iterator[Served]:
+def served(shared: Path, preset: str, **engines: Engine) -> Iterator[Served]:
     """Serve a preset's checkpoint by a real Triton."""
     checkpoint = checkpoint_once(shared, "wan_t2v", preset)
-    models, _ = exported_once(shared, "wan_t2v", str(checkpoint), axes=AXES)
+    models, _ = exported_once(shared, "wan_t2v", str(checkpoint), axes=AXES, engines=engines)
     with (
         Server(ServerConfig(models, http_port=0, grpc_port=0, metrics_port=0)) as running,
         Client(running.grpc_url) as client,
@@ -111,3 +114,56 @@ def test_served_video_is_the_same_when_the_picture_is_a_file(i2v: Served) -> Non
 def test_request_without_a_picture_is_refused_when_the_served_checkpoint_is_i2v(i2v: Served) -> None:
     with pytest.raises(InvalidRequest, match="image must be given for an image-to-video checkpoint, got no"):
         i2v.frames(replace(EXPERTS, image=None))
+
+
+@pytest.mark.long
+def test_served_video_between_two_pictures_equals_diffusers_when_the_checkpoint_is_i2v(i2v: Served) -> None:
+    assert isinstance(EXPERTS.image, np.ndarray)
+    between = replace(EXPERTS, last_image=EXPERTS.image[::-1])
+    i2v.check(between, {"last_image": EXPERTS})
+
+
+@pytest.mark.long
+def test_served_video_from_a_picture_equals_diffusers_when_the_denoiser_sees_its_clip_embedding(
+    shared: Path,
+) -> None:
+    request = replace(EXPERTS, guidance_scale_2=None)
+    assert isinstance(request.image, np.ndarray)
+    # PyTorch serves the denoiser and ONNX Runtime all else, so that one server shows both.
+    for clip in served(shared, "tiny-i2v-clip", denoiser_high=Engine.TORCH):
+        clip.check(request, {"image": replace(request, image=255 - request.image)})
+        with pytest.raises(InvalidRequest, match="last_image must be left out for this checkpoint"):
+            clip.frames(replace(request, last_image=request.image))
+
+
+@pytest.mark.long
+def test_served_video_between_two_pictures_equals_diffusers_when_the_checkpoint_is_flf2v(
+    shared: Path,
+) -> None:
+    assert isinstance(EXPERTS.image, np.ndarray)
+    request = replace(EXPERTS, guidance_scale_2=None, last_image=EXPERTS.image[::-1])
+    for flf2v in served(shared, "tiny-flf2v"):
+        flf2v.check(
+            request, {"pictures": replace(request, image=request.last_image, last_image=request.image)}
+        )
+        with pytest.raises(InvalidRequest, match="last_image must be given for a checkpoint that joins two"):
+            flf2v.frames(replace(request, last_image=None))
+
+
+@pytest.mark.long
+def test_served_fastwan_takes_its_three_steps_by_default_and_repeats_a_seed_bit_for_bit(
+    shared: Path,
+) -> None:
+    request = replace(REQUEST, steps=3, guidance_scale=1.0)
+    for fastwan in served(shared, "tiny-fastwan"):
+        expected = distilled_frames(fastwan.checkpoint, request)
+        found = fastwan.frames(request)
+        print(f"PSNR {psnr(found, expected):.1f} dB")
+        assert psnr(found, expected) >= 60
+        assert psnr(fastwan.frames(replace(request, seed=8)), expected) < 45
+        np.testing.assert_array_equal(fastwan.frames(request), found)
+        session = Session(address_of(fastwan.client.url, "grpc"), None, json=False, quiet=True)
+        own = session.schedule(TextToVideoRequest, {"steps", "guidance_scale"})
+        assert own == {"steps": 3, "guidance_scale": 1.0}
+        with pytest.raises(InvalidRequest, match="steps must be 3 for this checkpoint, which was distilled"):
+            fastwan.frames(replace(request, steps=4))

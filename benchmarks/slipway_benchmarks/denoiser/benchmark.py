@@ -279,7 +279,8 @@ class _Run:
         latents = make_noise(case.seed, (1, *case.latents[1:]))
         for timestep in schedule.timesteps:
             timesteps = np.full((1, 1), float(timestep), np.float32)
-            prediction = predict(models, expert, latents, timesteps, embeds)
+            inputs = {"hidden_states": latents.numpy(), "timestep": timesteps}
+            prediction = predict(models, expert, inputs, embeds)
             latents = schedule.step(prediction, timestep, latents)
             yield latents
 

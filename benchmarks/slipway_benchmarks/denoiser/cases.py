@@ -14,7 +14,7 @@ from typing import Any
 
 from slipway_export.checkpoint.checkpoint import Checkpoint
 from slipway_export.families import family_named
-from slipway_export.families.wan_t2v.family import TEXT_TOKENS
+from slipway_export.families.wan_t2v.presets import TEXT_TOKENS
 from slipway_serving.families.wan_t2v.request import FRAMES_PER_LATENT, PIXELS_PER_TOKEN, TextToVideoRequest
 from slipway_serving.protocol.errors import InvalidRequest, raise_all
 

@@ -79,7 +79,7 @@ def denoiser(
     from slipway_export.checkpoint.opening import open_checkpoint
     from slipway_export.commands.terminal import quiet_libraries
     from slipway_export.families import family_named
-    from slipway_export.families.wan_t2v.family import TRANSFORMER_TOLERANCE
+    from slipway_export.families.wan_t2v.components import TRANSFORMER_TOLERANCE
     from slipway_export.graph.dialect import PRECISIONS
 
     width, height = (None, None) if size is None else parse_size(size)

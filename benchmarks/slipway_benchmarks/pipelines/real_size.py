@@ -27,7 +27,7 @@ from rich.table import Table
 from slipway_benchmarks import similarity
 from slipway_benchmarks.processes import Ran, measured, serving, shown, slipway
 from slipway_client import Client, TextToVideoRequest
-from slipway_export.families.wan_t2v.family import TEXT_TOKENS
+from slipway_export.families.wan_t2v.presets import TEXT_TOKENS
 from slipway_loadtests.json_report import write_json
 from slipway_serving.diffusion.prompt import pad_rows
 from slipway_serving.families.wan_t2v.request import FRAMES_PER_LATENT, PIXELS_PER_TOKEN

@@ -7,6 +7,7 @@ caches that the previous frame left. The export verifies a run of both against d
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from slipway_export.spec import (
@@ -95,25 +96,42 @@ def picture_encoder(
     axes: Mapping[str, Axis],
     *,
     whole_video: bool,
+    last_picture: bool = False,
 ) -> Component:
-    """Describe the encoder of a video's first picture.
+    """Describe the encoder of a video's first picture, or of its first and its last.
 
     Args:
         config: Configuration of :class:`AutoencoderKLWan`.
         load: Function that loads the VAE in float32.
-        axes: Axes by name, of which `token_height` and `token_width` are used, with two latents per token.
+        axes: Axes by name, of which `token_height` and `token_width` are used, with two latents per token,
+            and the range of `latent_frames` if there is a last picture.
         whole_video: True to encode the picture with frames of zeros after it, so that the last latent frame
             repeats for every later one; False to encode the picture alone.
+        last_picture: True to encode a last picture after the frames of zeros, too.
     """
-    from slipway_export.networks.wan_vae_encoder import FrameEncoder, PictureEncoder, picture_latents
+    from slipway_export.networks.wan_vae_encoder import (
+        FrameEncoder,
+        PictureEncoder,
+        PicturesEncoder,
+        picture_latents,
+    )
 
-    sides = plane(PATCH * config.get("scale_factor_spatial", 8))
+    image = TensorSpec("image", DType.FLOAT32, (1, 3, *plane(PATCH * config.get("scale_factor_spatial", 8))))
     frames = picture_latents(dict(config)) if whole_video else 1
+    latents = TensorSpec("latents", DType.FLOAT32, (1, config["z_dim"], frames, *plane(PATCH)))
+    inputs: tuple[TensorSpec, ...] = (image,)
+    outputs: tuple[TensorSpec, ...] = (latents,)
     network = PictureEncoder if whole_video else FrameEncoder
+    if last_picture:
+        longest = max(2, axes["latent_frames"].max)
+        count = TensorSpec("latent_frames", DType.INT64, (1,), values=(2, longest + 1))
+        last = TensorSpec("last_latents", DType.FLOAT32, (1, config["z_dim"], 1, *plane(PATCH)))
+        inputs, outputs = (image, replace(image, name="last_image"), count), (latents, last)
+        network = PicturesEncoder
     return Component(
         name="vae_encoder",
-        inputs=(TensorSpec("image", DType.FLOAT32, (1, 3, *sides)),),
-        outputs=(TensorSpec("latents", DType.FLOAT32, (1, config["z_dim"], frames, *plane(PATCH))),),
+        inputs=inputs,
+        outputs=outputs,
         axes=(axes["token_height"], axes["token_width"]),
         load=lambda _, loading: network(load(loading)),
         tolerance=ENCODER_TOLERANCE,

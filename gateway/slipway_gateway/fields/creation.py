@@ -163,6 +163,12 @@ def create(kind: VideoKind, given: Mapping[str, Any], served: ServedModel, highe
     if kind.picture is not None and kind.picture.optional:
         is_given = kind.picture.name in translated
         problems += served.picture_problems(kind.picture.name, PICTURE, is_given=is_given)
+    problems += [
+        f"model must be one that needs no {name}, which this API has no field for, got {served.name}; try"
+        f" slipway generate --{name.replace('_', '-')} FILE"
+        for name in kind.further_pictures
+        if served.ranges.get(name, (0, 1))[0]
+    ]
     raise_all(kind.model, problems)
     values = {name: value for name, value in values.items() if value is not None}
     _fill(kind, values, given, served, highest_priority)

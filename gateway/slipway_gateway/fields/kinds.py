@@ -49,7 +49,14 @@ class VideoKind:
     @cached_property
     def fields(self) -> Mapping[str, Field]:
         """Fields that a caller may give, by their names in the request class."""
-        return {field.name: field for field in fields_of(self.request) if field.name not in _OWN}
+        left_out = {*_OWN, *self.further_pictures}
+        return {field.name: field for field in fields_of(self.request) if field.name not in left_out}
+
+    @cached_property
+    def further_pictures(self) -> tuple[str, ...]:
+        """Fields that take pictures besides the first one, for which the API has no field."""
+        names = [field.name for field in fields_of(self.request) if isinstance(field.rule, Image)]
+        return tuple(names[1:])
 
     @cached_property
     def picture(self) -> Field | None:

@@ -245,7 +245,7 @@ def listed_schedule(
     """Build the schedule of a network that was distilled to a few given steps, with Euler's method.
 
     This is the schedule of lightx2v's step distillation: the timesteps are sigmas before the shift, times the
-    number of training steps.
+    number of training steps. A checkpoint whose own scheduler is FlowMatchLCMScheduler keeps it.
 
     Args:
         config: Contents of the checkpoint's scheduler_config.json, which gives what is not listed.
@@ -254,15 +254,45 @@ def listed_schedule(
         where: Name of the model or request, for messages.
         noise: Noise of the request.
     """
-    train_steps = int(config.get("num_train_timesteps", 1000))
+    kind = _RENOISING if config.get("_class_name") == _RENOISING else "FlowMatchEulerDiscreteScheduler"
+    few = _few_step_config(config, kind, flow_shift)
+    sigmas = [step / few["num_train_timesteps"] for step in steps]
+    return diffusers_schedule(few, None, len(steps), where, noise, sigmas=sigmas)
+
+
+def renoising_schedule(
+    config: Mapping[str, Any], steps: Sequence[int], flow_shift: float | None, where: str, noise: Noise
+) -> DiffusersSchedule:
+    """Build the schedule of a network that distribution matching distillation made (DMD), such as FastWan's.
+
+    Each step predicts the clean latents and adds fresh noise for the next step, as diffusers'
+    FlowMatchLCMScheduler does. As in FastVideo, the network gets the listed timesteps themselves, and the
+    sigma of a step is that of the nearest training step after the shift.
+
+    Args:
+        config: Contents of the checkpoint's scheduler_config.json, which gives what is not listed.
+        steps: Timesteps after the shift, descending, e.g. (1000, 757, 522).
+        flow_shift: Shift; None for the checkpoint's own.
+        where: Name of the model or request, for messages.
+        noise: Noise of the request, from which each step draws.
+    """
+    few = _few_step_config(config, _RENOISING, flow_shift)
+    train_steps, shift = few["num_train_timesteps"], few["shift"]
+    unshifted = np.arange(1, train_steps + 1) / train_steps
+    shifted = train_steps * shift * unshifted / (1 + (shift - 1) * unshifted)
+    sigmas = [float(unshifted[np.abs(shifted - step).argmin()]) for step in steps]
+    timing = {"sigmas": sigmas, "timesteps": [float(step) for step in steps]}
+    return diffusers_schedule(few, None, len(steps), where, noise, **timing)
+
+
+_RENOISING = "FlowMatchLCMScheduler"
+
+
+def _few_step_config(config: Mapping[str, Any], kind: str, flow_shift: float | None) -> dict[str, Any]:
+    """Return the configuration of a scheduler for listed steps, with the shift of another one's."""
     shift = config.get("flow_shift", config.get("shift", 1.0)) if flow_shift is None else flow_shift
-    euler = {
-        "_class_name": "FlowMatchEulerDiscreteScheduler",
-        "num_train_timesteps": train_steps,
-        "shift": shift,
-    }
-    sigmas = [step / train_steps for step in steps]
-    return diffusers_schedule(euler, None, len(steps), where, noise, sigmas=sigmas)
+    train_steps = int(config.get("num_train_timesteps", 1000))
+    return {"_class_name": kind, "num_train_timesteps": train_steps, "shift": shift}
 
 
 class FewStep:

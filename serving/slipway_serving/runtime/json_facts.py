@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, TypeVar, get_args, get_type_hints
 
 from slipway_serving.protocol.errors import InvalidRequest
 
@@ -50,6 +50,7 @@ def facts_from_json(kind: type[T], raw: Any, where: str) -> T:
 
 
 def _value(hint: Any, value: Any, where: str) -> Any:
-    if isinstance(hint, type) and is_dataclass(hint):
-        return facts_from_json(hint, value, where)
+    for kind in (hint, *get_args(hint)):  # An object may be optional.
+        if isinstance(kind, type) and is_dataclass(kind) and (kind is hint or value is not None):
+            return facts_from_json(kind, value, where)
     return tuple(_value(None, item, where) for item in value) if isinstance(value, list) else value

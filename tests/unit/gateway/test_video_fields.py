@@ -138,6 +138,24 @@ def test_picture_must_be_given_when_the_checkpoint_needs_one() -> None:
         create(KINDS["wan_t2v"], {"prompt": "a"}, served, "normal")
 
 
+@pytest.mark.parametrize("pictures", ["0:0", "0:1"])
+def test_last_picture_is_no_field_when_the_checkpoint_can_do_without_it(pictures: str) -> None:
+    parameters = {**WAN.parameters, "range_image": "1:1", "range_last_image": pictures}
+    given = {"prompt": "a", "input_reference": picture()}
+    served = ServedModel("wan_t2v", parameters)
+    assert create(KINDS["wan_t2v"], given, served, "normal").picture == picture()
+    assert "last_image" not in {
+        field["name"] for field in model_description(KINDS["wan_t2v"], served)["fields"]
+    }
+
+
+def test_model_is_refused_when_its_checkpoint_needs_a_last_picture() -> None:
+    served = ServedModel("wan_t2v", {**WAN.parameters, "range_image": "1:1", "range_last_image": "1:1"})
+    given = {"prompt": "a", "input_reference": picture()}
+    with pytest.raises(InvalidRequest, match="needs no last_image, .* try slipway generate --last-image FIL"):
+        create(KINDS["wan_t2v"], given, served, "normal")
+
+
 def test_draft_is_a_video_when_a_stop_is_asked_for() -> None:
     assert wan(prompt="a", stop_after_step=3).values["draft"] == "video"
     assert wan(prompt="a", stop_after_step=3, draft="sheet").values["draft"] == "sheet"

@@ -15,8 +15,8 @@ from torch.nn import functional
 from transformers import AutoTokenizer, T5Tokenizer, UMT5Config, UMT5EncoderModel
 
 from slipway_export.checkpoint.checkpoint import Checkpoint
-from slipway_export.families.wan_t2v.family import FAMILY, TEXT_TOKENS
-from slipway_export.families.wan_t2v.presets import TINY
+from slipway_export.families.wan_t2v.family import FAMILY
+from slipway_export.families.wan_t2v.presets import TEXT_TOKENS, TINY
 from slipway_export.families.wan_t2v.random_checkpoint import train_tokenizer
 from slipway_export.spec import Loading, Precision
 from slipway_loadtests.pictures.captions import caption, examples, plain

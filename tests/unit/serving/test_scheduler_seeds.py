@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 import diffusers.schedulers
 import pytest
 import torch
-from diffusers import DPMSolverMultistepScheduler, FlowMatchLCMScheduler
+from diffusers import (
+    DPMSolverMultistepScheduler,
+    FlowMatchEulerDiscreteScheduler,
+    FlowMatchLCMScheduler,
+)
 from test_framepack_pipeline import FACTS as FRAMEPACK
 
 from slipway_serving.diffusion import scheduler_check
 from slipway_serving.diffusion.noise import Noise, make_noise
 from slipway_serving.diffusion.scheduler_check import check_scheduler
-from slipway_serving.diffusion.schedules import DiffusersSchedule, diffusers_schedule
+from slipway_serving.diffusion.schedules import (
+    DiffusersSchedule,
+    diffusers_schedule,
+    listed_schedule,
+    renoising_schedule,
+)
 from slipway_serving.families.framepack_i2v import pipeline as framepack
 from slipway_serving.families.wan_t2v import pipeline as wan
 from slipway_serving.protocol.errors import InvalidRequest
@@ -121,6 +130,69 @@ def test_steps_equal_diffusers_when_it_is_given_the_same_generator() -> None:
     start = noise.next(SHAPE)
     ours = diffusers_schedule({"_class_name": "FlowMatchLCMScheduler", "shift": 5.0}, None, 4, "x", noise)
     assert torch.equal(run(ours, start), latents)
+
+
+UNIPC = {"_class_name": "UniPCMultistepScheduler", **FLOW, "flow_shift": 5.0}
+FASTWAN_STEPS = (1000, 757, 522)
+# Schedules of listed steps: FastWan's, and those of lightx2v with the checkpoint's kind of scheduler.
+LISTED: dict[str, Callable[[Noise], DiffusersSchedule]] = {
+    "fastwan": lambda noise: renoising_schedule(UNIPC, FASTWAN_STEPS, None, "x", noise),
+    "euler": lambda noise: listed_schedule(UNIPC, (1000, 750, 250), 5.0, "x", noise),
+    "lcm": lambda noise: listed_schedule(
+        {"_class_name": "FlowMatchLCMScheduler"}, (1000, 750, 250), 5.0, "x", noise
+    ),
+}
+
+
+@pytest.mark.parametrize("make", LISTED.values(), ids=LISTED)
+def test_listed_steps_are_bit_equal_when_the_seed_is_the_same(
+    make: Callable[[Noise], DiffusersSchedule],
+) -> None:
+    def latents(seed: int, ambient_seed: int) -> torch.Tensor:
+        noise = Noise(seed)
+        torch.manual_seed(ambient_seed)
+        start = noise.next(SHAPE)
+        return run(make(noise), start)
+
+    assert torch.equal(latents(7, 0), latents(7, 1))
+    assert not torch.equal(latents(7, 0), latents(8, 0))
+
+
+@pytest.mark.parametrize("make", LISTED.values(), ids=LISTED)
+@pytest.mark.parametrize("stop", [1, 2])
+def test_listed_steps_are_bit_equal_when_a_video_is_stopped_and_continued(
+    make: Callable[[Noise], DiffusersSchedule], stop: int
+) -> None:
+    noise = Noise(7)
+    latents = noise.next(SHAPE)
+    schedule = make(noise)
+    for step in range(stop):
+        latents = schedule.step(torch.sin(3 * latents + step), schedule.timesteps[step], latents)
+    later = Noise(0)
+    continued = make(later)
+    continued.restore(schedule.state(), stop, latents)
+    later.restore(noise.state)
+    assert torch.equal(run(continued, latents, stop), run(schedule, latents, stop))
+
+
+def test_listed_steps_draw_noise_when_the_checkpoints_scheduler_does() -> None:
+    def after(name: str, seed: int) -> torch.Tensor:
+        schedule = LISTED[name](Noise(seed))
+        return run(schedule, torch.zeros(SHAPE))
+
+    assert torch.equal(after("euler", 1), after("euler", 2))
+    assert not torch.equal(after("lcm", 1), after("lcm", 2))
+
+
+def test_fastwan_gives_the_network_its_timesteps_and_takes_the_sigmas_of_the_shifted_table() -> None:
+    table = FlowMatchEulerDiscreteScheduler(shift=5.0)
+    schedule = LISTED["fastwan"](Noise(0))
+    assert [float(each) for each in schedule.timesteps] == list(FASTWAN_STEPS)
+    latents = torch.ones(1, 1, 1, 1, 1)
+    for step, timestep in enumerate(FASTWAN_STEPS):
+        sigma = 1 - schedule.clean(latents, step, latents)
+        nearest = table.sigmas[(table.timesteps - timestep).abs().argmin()]
+        torch.testing.assert_close(sigma.flatten()[0], nearest, atol=1e-6, rtol=0)
 
 
 def test_stochastic_scheduler_is_accepted_for_framepack() -> None:

@@ -21,7 +21,7 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import PreTrainedTokenizerBase, UMT5EncoderModel
 
-from slipway_export.families.wan_t2v.family import TEXT_TOKENS
+from slipway_export.families.wan_t2v.presets import TEXT_TOKENS
 from slipway_loadtests.pictures.captions import caption
 from slipway_recipes.fitting import Schedule, fit
 from slipway_recipes.flow_matching import TRAIN_TIMESTEPS, Noise, flow_loss, ground_of, weights_of

@@ -19,8 +19,9 @@ from diffusers.models.attention_dispatch import dispatch_attention_fn
 from diffusers.models.autoencoders.autoencoder_kl_wan import unpatchify
 from diffusers.models.transformers.transformer_wan import WanAttention
 from torch import Tensor, nn
-from transformers import UMT5EncoderModel
+from transformers import CLIPVisionModel, UMT5EncoderModel
 
+from slipway_export.families.wan_t2v.presets import TEXT_TOKENS
 from slipway_export.graph.lowering import rotate
 
 
@@ -43,6 +44,31 @@ class TextEncoder(nn.Module):
         """
         hidden: Tensor = self.encoder(input_ids, attention_mask).last_hidden_state
         return hidden.float()
+
+
+class ClipImage(nn.Module):
+    """CLIP's image encoder up to its penultimate block; the class token comes first in the output."""
+
+    def __init__(self, clip: CLIPVisionModel) -> None:
+        super().__init__()
+        self.clip = clip
+        # The output does not depend on the last block and the norm after it.
+        del clip.encoder.layers[-1], clip.post_layernorm
+
+    def forward(self, pixel_values: Tensor) -> Tensor:
+        """Encode pictures.
+
+        Args:
+            pixel_values: Pictures, [batch, 3, side, side], float32, resized, cropped and normalized as the
+                checkpoint's `image_processor` specifies.
+
+        Returns:
+            Hidden states, [batch, 1 + patches, hidden_size], float32: 257 of 1280 for ViT-H/14.
+        """
+        dtype = self.clip.embeddings.patch_embedding.weight.dtype
+        hidden = self.clip.pre_layrnorm(self.clip.embeddings(pixel_values.to(dtype)))
+        states: Tensor = self.clip.encoder(inputs_embeds=hidden).last_hidden_state
+        return states.float()
 
 
 class Denoiser(nn.Module):
@@ -93,20 +119,59 @@ class FrameTimestepDenoiser(Denoiser):
         return super().forward(hidden_states, of_tokens, encoder_hidden_states)
 
 
+class PictureDenoiser(Denoiser):
+    """Wan transformer of Wan2.1's image to video, which sees the CLIP embeddings of one or two pictures."""
+
+    def __init__(self, transformer: WanTransformer3DModel, pictures: int) -> None:
+        super().__init__(transformer)
+        self.pictures = pictures
+
+    def forward(  # type: ignore[override]
+        self,
+        hidden_states: Tensor,
+        timestep: Tensor,
+        encoder_hidden_states: Tensor,
+        encoder_hidden_states_image: Tensor,
+    ) -> Tensor:
+        """Predict the flow of a batch of latents.
+
+        Args:
+            hidden_states: Noisy latents and further channels, [batch, channels, latent_frames, height / 8,
+                width / 8], float32.
+            timestep: Timesteps, [batch], float32, 0 to 1000.
+            encoder_hidden_states: Embeddings of the prompt, [batch, 512, text_dim], float32.
+            encoder_hidden_states_image: Embeddings of the pictures one after the other, [batch, pictures *
+                257, image_dim], float32.
+
+        Returns:
+            Flow, [batch, channels of the latents, latent_frames, height / 8, width / 8], float32.
+        """
+        # diffusers has a row for each picture, and its embedder joins the rows of two.
+        batch, tokens, width = encoder_hidden_states_image.shape
+        rows = (batch * self.pictures, tokens // self.pictures, width)
+        pictures = encoder_hidden_states_image.reshape(rows)
+        dtype = self.transformer.patch_embedding.weight.dtype
+        sample: Tensor = self.transformer(
+            hidden_states.to(dtype), timestep, encoder_hidden_states, pictures, return_dict=False
+        )[0]
+        return sample.float()
+
+
 def _keep_sensitive_in_float32(transformer: WanTransformer3DModel) -> None:
     """Run the embedders of time and text, the modulation and the final projection in float32.
 
     diffusers itself keeps the norms, the time embedder and the modulation tables in float32.
     """
 
-    def text_back(
+    def contexts_back(
         module: nn.Module, _: object, outputs: tuple[Tensor | None, ...]
     ) -> tuple[Tensor | None, ...]:
         temb, timestep_proj, text, image = outputs
-        return temb, timestep_proj, None if text is None else text.to(dtype), image
+        text, image = (None if each is None else each.to(dtype) for each in (text, image))
+        return temb, timestep_proj, text, image
 
     dtype = transformer.patch_embedding.weight.dtype
-    transformer.condition_embedder.float().register_forward_hook(text_back)
+    transformer.condition_embedder.float().register_forward_hook(contexts_back)
     transformer.proj_out.float().register_forward_pre_hook(lambda _, inputs: (inputs[0].float(),))
 
 
@@ -153,6 +218,11 @@ class _RotatingProcessor:
     ) -> Tensor:
         """Attend, with the arguments of diffusers' `WanAttnProcessor`."""
         context = hidden_states if encoder_hidden_states is None else encoder_hidden_states
+        pictures = None
+        if attn.add_k_proj is not None:
+            # The embeddings of pictures come before those of the text.
+            count = context.shape[1] - TEXT_TOKENS
+            pictures, context = context[:, :count], context[:, count:]
         query = attn.norm_q(attn.to_q(hidden_states))
         key = attn.norm_k(attn.to_k(context))
         value = attn.to_v(context)
@@ -160,6 +230,10 @@ class _RotatingProcessor:
             query, key = (self._rotated(x, rotary_emb, attn.heads) for x in (query, key))
         query, key, value = (x.unflatten(2, (attn.heads, -1)) for x in (query, key, value))
         out: Tensor = dispatch_attention_fn(query, key, value, attn_mask=attention_mask).flatten(2, 3)
+        if pictures is not None:
+            key, value = attn.norm_added_k(attn.add_k_proj(pictures)), attn.add_v_proj(pictures)
+            key, value = (x.unflatten(2, (attn.heads, -1)) for x in (key, value))
+            out = out + dispatch_attention_fn(query, key, value).flatten(2, 3)
         for layer in attn.to_out:
             out = layer(out)
         return out

@@ -17,6 +17,8 @@ from slipway_serving.families.wan_t2v.facts import CHANNELS, FIRST_FRAME, TEXT
 EXAMPLE_FILE = "example.txt"
 """File of a checkpoint with a prompt for people who have none of their own."""
 PATCH = 2
+# WanPipeline's max_sequence_length: prompts are padded with zeros to this number of embeddings.
+TEXT_TOKENS = 512
 
 
 def axes(latent_frames: tuple[int, int, int], tokens: tuple[int, int, int]) -> tuple[Axis, ...]:
@@ -57,17 +59,23 @@ def _small(
     vae: dict[str, Any],
     attentive: bool = False,
     conditioning: str = TEXT,
+    image_encoder: dict[str, Any] | None = None,
+    distilled: bool = False,
     **ranges: Any,
 ) -> Preset:
     """Return a preset that writes a small random checkpoint."""
     configs = _configs(
         transformer, {"vocab_size": 512, "num_layers": 2} | text_encoder, {"num_res_blocks": 1} | vae
     )
+    if image_encoder is not None:
+        configs["image_encoder/config.json"] = image_encoder
 
     def write(folder: Path, seed: int) -> None:
-        from slipway_export.families.wan_t2v.random_checkpoint import write_checkpoint
+        from slipway_export.families.wan_t2v.random_checkpoint import name_distilled, write_checkpoint
 
         write_checkpoint(folder, configs, seed, attentive=attentive, conditioning=conditioning)
+        if distilled:
+            name_distilled(folder)
 
     return Preset(summary, configs, axes(**ranges), write)
 
@@ -120,8 +128,8 @@ TINY = _small(
     latent_frames=(1, 5, 9),
     tokens=(2, 4, 8),
 )
-TINY_TI2V = _small(
-    "random weights in the form of Wan2.2-TI2V-5B, 1 to 17 frames, 64 to 160 pixels a side",
+_tiny_of_5b = partial(
+    _small,
     transformer={**_TINY_TRANSFORMER, "in_channels": 48, "out_channels": 48},
     text_encoder={"d_kv": 8, "d_ff": 64, "num_heads": 4},
     vae={
@@ -141,16 +149,45 @@ TINY_TI2V = _small(
     latent_frames=(1, 3, 5),
     tokens=(2, 3, 5),
 )
-TINY_I2V = _small(
-    "random weights in the form of Wan2.2-I2V-A14B, 1 to 17 frames, 32 to 80 pixels a side",
-    transformer={**_TINY_TRANSFORMER, "in_channels": 36, "out_channels": 16},
-    text_encoder={"d_kv": 8, "d_ff": 64, "num_heads": 4},
-    vae={"base_dim": 8},
-    attentive=True,
-    conditioning=CHANNELS,
-    latent_frames=(1, 3, 5),
-    tokens=(2, 3, 5),
+TINY_TI2V = _tiny_of_5b(
+    "random weights in the form of Wan2.2-TI2V-5B, 1 to 17 frames, 64 to 160 pixels a side"
 )
+TINY_FASTWAN = _tiny_of_5b(
+    "tiny-ti2v in the form of FastWan2.2-TI2V-5B, which is distilled for 3 steps", distilled=True
+)
+
+
+def _tiny_of_pictures(
+    summary: str, image_encoder: dict[str, Any] | None = None, **transformer: Any
+) -> Preset:
+    """Return a tiny preset of image to video, 1 to 17 frames, 32 to 80 pixels a side."""
+    return _small(
+        f"random weights in the form of {summary}, 1 to 17 frames, 32 to 80 pixels a side",
+        transformer={**_TINY_TRANSFORMER, "in_channels": 36, "out_channels": 16, **transformer},
+        text_encoder={"d_kv": 8, "d_ff": 64, "num_heads": 4},
+        vae={"base_dim": 8},
+        attentive=True,
+        conditioning=CHANNELS,
+        image_encoder=image_encoder,
+        latent_frames=(1, 3, 5),
+        tokens=(2, 3, 5),
+    )
+
+
+_TINY_CLIP = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_attention_heads": 2,
+    "num_hidden_layers": 3,
+    "image_size": 56,
+    "patch_size": 14,
+    "hidden_act": "gelu",
+}
+_SEES_CLIP = {"image_dim": 32, "added_kv_proj_dim": 48}
+TINY_I2V = _tiny_of_pictures("Wan2.2-I2V-A14B")
+TINY_CLIP = _tiny_of_pictures("Wan2.1-I2V", _TINY_CLIP, **_SEES_CLIP)
+# 17 tokens for each of two pictures.
+TINY_FLF2V = _tiny_of_pictures("Wan2.1-FLF2V", _TINY_CLIP, **_SEES_CLIP, pos_embed_seq_len=34)
 SMALL = _small(
     "random weights, 6 layers of 8 x 64 heads, up to 33 frames of 320 pixels a side; for benchmarks",
     transformer={
@@ -251,7 +288,10 @@ _I2V_A14B = _public(
 PRESETS = {
     "tiny": TINY,
     "tiny-ti2v": TINY_TI2V,
+    "tiny-fastwan": TINY_FASTWAN,
     "tiny-i2v": TINY_I2V,
+    "tiny-i2v-clip": TINY_CLIP,
+    "tiny-flf2v": TINY_FLF2V,
     "demo": DEMO,
     "small": SMALL,
     "1.3b": _1_3B,

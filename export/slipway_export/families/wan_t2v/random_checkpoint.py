@@ -8,6 +8,7 @@ weights. The tokenizer is trained here on the few sentences below; its ids fit i
 from __future__ import annotations
 
 import io
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,8 @@ from diffusers import (
     WanTransformer3DModel,
 )
 from torch import nn
-from transformers import T5Tokenizer, UMT5Config, UMT5EncoderModel
+from transformers import CLIPVisionConfig, CLIPVisionModel, T5Tokenizer, UMT5Config, UMT5EncoderModel
+from transformers.image_utils import OPENAI_CLIP_MEAN, OPENAI_CLIP_STD
 
 from slipway_export.checkpoint.random_weights import Normal, RandomPart, check_space, write_part
 from slipway_serving.families.wan_t2v.facts import CHANNELS, FIRST_FRAME, TEXT
@@ -38,6 +40,7 @@ SENTENCES = (
 
 BOUNDARY_RATIO, IMAGE_BOUNDARY_RATIO = 0.875, 0.9
 _DIFFUSERS_STEM = "diffusion_pytorch_model"
+_CLIP = "image_encoder"
 # Streamed weights get the modulation of `_modulated`.
 _MODULATED = (("blocks.*.scale_shift_table", Normal(std=0.7)),)
 
@@ -50,11 +53,12 @@ def write_checkpoint(
     attentive: bool = False,
     conditioning: str = TEXT,
 ) -> None:
-    """Write a checkpoint with two experts, or with one if its conditioning is that of Wan2.2-TI2V.
+    """Write a checkpoint with two experts, or with one in the form of Wan2.2-TI2V or Wan2.1's image to video.
 
     Args:
         folder: Folder of the checkpoint; it must exist.
-        configs: Configurations by file: of `transformer` (both experts), `text_encoder` and `vae`.
+        configs: Configurations by file: of `transformer` (both experts), `text_encoder`, `vae`, and
+            `image_encoder` in the form of Wan2.1's image to video.
         seed: Seed of the weights.
         attentive: True if the prompt changes the video, for tests; such sharp attention amplifies rounding
             far more than trained weights do.
@@ -65,7 +69,9 @@ def write_checkpoint(
     state = torch.random.get_rng_state()
     torch.manual_seed(seed)
     try:
-        one_expert, for_images = conditioning == FIRST_FRAME, conditioning == CHANNELS
+        for_images = conditioning == CHANNELS
+        clip = configs.get(f"{_CLIP}/config.json")
+        one_expert = conditioning == FIRST_FRAME or clip is not None
         ratio = IMAGE_BOUNDARY_RATIO if for_images else BOUNDARY_RATIO
         pipeline = (WanImageToVideoPipeline if for_images else WanPipeline)(
             tokenizer=train_tokenizer(folder),
@@ -77,11 +83,45 @@ def write_checkpoint(
             vae=spread(AutoencoderKLWan(**configs["vae/config.json"])),
             scheduler=flow_scheduler(5.0 if one_expert else 3.0),
             boundary_ratio=None if one_expert else ratio,
-            expand_timesteps=one_expert,
+            expand_timesteps=conditioning == FIRST_FRAME,
+            **({} if clip is None else {_CLIP: CLIPVisionModel(CLIPVisionConfig(**clip))}),
         )
     finally:
         torch.random.set_rng_state(state)
     pipeline.save_pretrained(folder)
+    if clip is not None:
+        _write_processor(folder, clip["image_size"])
+
+
+def name_distilled(folder: Path) -> None:
+    """Name FastVideo's pipeline of distilled networks as that of a checkpoint."""
+    _change_index(folder, {"_class_name": "WanDMDPipeline"})
+
+
+def _write_processor(folder: Path, side: int) -> None:
+    """Write the configuration of CLIP's image processor."""
+    stated = {
+        "crop_size": {"height": side, "width": side},
+        "do_center_crop": True,
+        "do_convert_rgb": True,
+        "do_normalize": True,
+        "do_rescale": True,
+        "do_resize": True,
+        "image_mean": OPENAI_CLIP_MEAN,
+        "image_processor_type": "CLIPImageProcessor",
+        "image_std": OPENAI_CLIP_STD,
+        "resample": 3,
+        "rescale_factor": 1 / 255,
+        "size": {"shortest_edge": side},
+    }
+    (folder / "image_processor").mkdir()
+    (folder / "image_processor/preprocessor_config.json").write_text(json.dumps(stated, indent=2))
+    _change_index(folder, {"image_processor": ["transformers", "CLIPImageProcessor"]})
+
+
+def _change_index(folder: Path, changed: Mapping[str, Any]) -> None:
+    path = folder / "model_index.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changed}, indent=2) + "\n")
 
 
 def stream_checkpoint(
@@ -216,6 +256,11 @@ def _attentive(transformer: WanTransformer3DModel) -> WanTransformer3DModel:
             block.attn2.norm_q.weight.mul_(3.0)
             block.attn2.norm_k.weight.mul_(3.0)
             block.attn2.to_out[0].weight.mul_(8.0)
+            if block.attn2.add_k_proj is not None:
+                block.attn2.norm_added_k.weight.mul_(3.0)
+        embedder = transformer.condition_embedder.image_embedder
+        if embedder is not None and embedder.pos_embed is not None:
+            embedder.pos_embed.normal_()  # zeros until it is trained
     return transformer
 
 

@@ -16,7 +16,7 @@ from slipway_serving.diffusion.first_block_cache import FirstBlockCache, predict
 from slipway_serving.diffusion.guidance import combine_branches
 from slipway_serving.families.wan_t2v.facts import PipelineFacts
 from slipway_serving.families.wan_t2v.request import TextToVideoRequest
-from slipway_serving.runtime.program import Models
+from slipway_serving.runtime.program import Models, Tensors
 
 
 @dataclass(frozen=True)
@@ -53,8 +53,7 @@ def pick_expert(
 def predict(
     models: Models,
     expert: Expert,
-    latents: torch.Tensor,
-    timesteps: NDArray[np.float32],
+    inputs: Tensors,
     embeds: NDArray[np.float32],
     cache: FirstBlockCache | None = None,
 ) -> torch.Tensor:
@@ -63,9 +62,9 @@ def predict(
     Args:
         models: Access to the denoiser.
         expert: Denoiser and its guidance scale.
-        latents: Input of the denoiser: latents, [1, channels, latent frames, latent height, latent width],
-            float32.
-        timesteps: Timestep, [1, 1], or that of each latent frame, [1, latent frames], float32.
+        inputs: Inputs of the denoiser besides the prompt's, one row each, float32: the latents with further
+            channels, the timestep [1, 1], or that of each latent frame [1, latent frames], and the embeddings
+            of pictures.
         embeds: Embeddings, [1 or 2, text tokens, width], float32: the prompt's, then the negative prompt's.
         cache: First-block cache that calls the denoiser branch by branch; None calls it through `models`.
 
@@ -73,11 +72,8 @@ def predict(
         The prediction, in the shape of the latents without further channels, float32.
     """
     branches = len(embeds)
-    tensors = {
-        "hidden_states": np.repeat(latents.numpy(), branches, axis=0),
-        "timestep": np.repeat(timesteps, branches, axis=0),
-        "encoder_hidden_states": embeds,
-    }
+    tensors = {name: np.repeat(values, branches, axis=0) for name, values in inputs.items()}
+    tensors["encoder_hidden_states"] = embeds
     return combine_branches(
         torch.from_numpy(predict_branches(models, expert.model, tensors, cache)), expert.guidance_scale
     )

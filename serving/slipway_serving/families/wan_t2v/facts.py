@@ -10,6 +10,7 @@ from typing import Any
 from slipway_serving.families.wan_t2v.request import Limits, listed_defaults
 from slipway_serving.protocol.errors import InvalidRequest
 from slipway_serving.runtime.json_facts import read_facts
+from slipway_serving.video.pictures import Preparation
 from slipway_serving.video.preview import LatentRgb
 
 Range = tuple[int, int, int]
@@ -17,7 +18,8 @@ Range = tuple[int, int, int]
 TEXT, FIRST_FRAME, CHANNELS = "text", "first_frame", "channels"
 CONDITIONINGS = (TEXT, FIRST_FRAME, CHANNELS)
 """How a checkpoint is conditioned besides the prompt: not at all; by a clean first latent frame with timestep
-0 (Wan2.2-TI2V); by further channels of the latents and a mask of the known frames (Wan2.2-I2V)."""
+0 (Wan2.2-TI2V); by further channels of the latents and a mask of the known frames (image to video of Wan2.2
+and Wan2.1)."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,8 @@ class ModelNames:
         denoiser_high: Denoiser of the higher noise levels, or of all.
         denoiser_low: Denoiser of the lower noise levels; None for checkpoints with one denoiser.
         vae_decoder: Latents to frames.
-        vae_encoder: Picture to latents; None for checkpoints that take no picture.
+        vae_encoder: Pictures to latents; None for checkpoints that take no picture.
+        image_encoder: Pictures to CLIP's embeddings; None for denoisers that see none.
     """
 
     prompt: str
@@ -46,6 +49,7 @@ class ModelNames:
     denoiser_low: str | None
     vae_decoder: str
     vae_encoder: str | None = None
+    image_encoder: str | None = None
 
 
 @dataclass(frozen=True)
@@ -68,10 +72,16 @@ class PipelineFacts:
         steps_list: Timesteps before the shift, descending, that requests for as many steps take; empty for
             networks that take the scheduler's.
         flow_shift: Shift of the noise schedule by default; None for the scheduler's own.
+        distilled: True for a network that distribution matching distillation (DMD) made: each of its steps
+            predicts the clean latents and adds fresh noise. The timesteps of `steps_list` are then after the
+            shift, and a request must take as many.
+        last_images: Fewest and most last pictures of a request.
+        preparation: Preparation of pictures for the image encoder; None without one.
 
     Raises:
         InvalidRequest: There is a boundary without a second denoiser, or the other way round; or the
-            conditioning is unknown, or has no encoder of pictures.
+            conditioning is unknown, or has no encoder of pictures; or a distilled network has no list of
+            steps.
     """
 
     scheduler: Mapping[str, Any]
@@ -88,6 +98,9 @@ class PipelineFacts:
     conditioning: str = TEXT
     steps_list: tuple[int, ...] = ()
     flow_shift: float | None = None
+    distilled: bool = False
+    last_images: tuple[int, int] = (0, 0)
+    preparation: Preparation | None = None
 
     def __post_init__(self) -> None:
         if (self.boundary_ratio is None) != (self.models.denoiser_low is None):
@@ -104,6 +117,16 @@ class PipelineFacts:
             raise InvalidRequest(
                 "pipeline.json: vae_encoder must be given exactly when the checkpoint takes pictures, got"
                 f" {self.models.vae_encoder} with conditioning {self.conditioning}; try exporting again"
+            )
+        if (self.preparation is None) != (self.models.image_encoder is None):
+            raise InvalidRequest(
+                "pipeline.json: preparation must be given exactly when there is an image_encoder, got"
+                f" {self.preparation} and {self.models.image_encoder}; try exporting again"
+            )
+        if self.distilled and not self.steps_list:
+            raise InvalidRequest(
+                "pipeline.json: steps_list must be given for a distilled network, got none; try exporting"
+                " again"
             )
 
     @property
@@ -135,4 +158,6 @@ class PipelineFacts:
             pixels_per_token=spatial * self.patch_size[1],
             takes_image=self.conditioning != TEXT,
             needs_image=self.conditioning == CHANNELS,
+            last_images=self.last_images,
+            steps_list=self.steps_list if self.distilled else (),
         )

@@ -21,7 +21,12 @@ from numpy.typing import NDArray
 from slipway_serving.diffusion.noise import Noise
 from slipway_serving.diffusion.prompt import encode_prompts
 from slipway_serving.diffusion.scheduler_check import check_scheduler
-from slipway_serving.diffusion.schedules import DiffusersSchedule, diffusers_schedule, listed_schedule
+from slipway_serving.diffusion.schedules import (
+    DiffusersSchedule,
+    diffusers_schedule,
+    listed_schedule,
+    renoising_schedule,
+)
 from slipway_serving.diffusion.videos.loop import denoise_video, finished_video
 from slipway_serving.diffusion.videos.program import VideoProgram
 from slipway_serving.diffusion.videos.sizes import StateSize, state_size, unserved_tools
@@ -122,9 +127,13 @@ class WanVideo(DenoisedVideo):
         """Predict a step with the timestep's expert, with guidance in the guided steps."""
         expert = pick_expert(float(timestep), self._boundary, self._request, self._facts)
         branches = self._embeds if step in self._request.guided_steps else self._embeds[:1]
-        inputs = self._condition.inputs(latents)
-        timesteps = self._condition.timesteps(float(timestep), latents.shape[2])
-        return predict(self._tools.models, expert, inputs, timesteps, branches, self._tools.cache)
+        condition = self._condition
+        inputs = {
+            "hidden_states": condition.inputs(latents).numpy(),
+            "timestep": condition.timesteps(float(timestep), latents.shape[2]),
+            **condition.embeds,
+        }
+        return predict(self._tools.models, expert, inputs, branches, self._tools.cache)
 
     def decode(self, latents: NDArray[np.float32]) -> Generator[Frames, None, None]:
         """Decode latents to frames, latent by latent."""
@@ -156,13 +165,17 @@ def usual_video(facts: PipelineFacts) -> WanVideo:
     axes, spatial = facts.axes, facts.vae_scale_factor_spatial
     height = axes.token_height[1] * facts.patch_size[1] * spatial
     width = axes.token_width[1] * facts.patch_size[2] * spatial
+    picture = np.zeros((height, width, 3), np.uint8)
     request = TextToVideoRequest(
         prompt="",
         frames=facts.vae_scale_factor_temporal * (axes.latent_frames[1] - 1) + 1,
         height=height,
         width=width,
-        image=np.zeros((height, width, 3), np.uint8) if facts.limits.needs_image else None,
+        image=picture if facts.limits.needs_image else None,
+        last_image=picture if facts.last_images[0] else None,
     )
+    fields: dict[str, Any] = dict(facts.defaults)
+    request = replace(request, **fields)
     return WanVideo(request, facts, unserved_tools(WHERE))
 
 
@@ -210,12 +223,16 @@ def generate(
 def schedule_of(facts: PipelineFacts, request: TextToVideoRequest, noise: Noise) -> DiffusersSchedule:
     """Return the schedule of a request: the checkpoint's list of steps if it has as many, or its scheduler.
 
+    A distilled network always takes its list, with fresh noise in each step.
+
     Args:
         facts: Facts of the checkpoint.
         request: Request, whose shift replaces the default.
         noise: Noise of the request, from which a stochastic scheduler draws.
     """
     shift = facts.flow_shift if request.flow_shift is None else request.flow_shift
+    if facts.distilled:
+        return renoising_schedule(facts.scheduler, facts.steps_list, shift, WHERE, noise)
     if len(facts.steps_list) == request.steps:
         return listed_schedule(facts.scheduler, facts.steps_list, shift, WHERE, noise)
     return diffusers_schedule(facts.scheduler, shift, request.steps, WHERE, noise)

@@ -62,6 +62,8 @@ class Limits:
         pixels_per_token: Side of a token, in pixels, of which height and width are multiples.
         takes_image: True if the checkpoint can begin a video with a picture.
         needs_image: True if it makes no video without a picture.
+        last_images: Fewest and most last pictures of a video.
+        steps_list: Timesteps of a network that takes no other number of steps; empty for any other network.
     """
 
     frames: tuple[int, int]
@@ -72,6 +74,8 @@ class Limits:
     pixels_per_token: int = PIXELS_PER_TOKEN
     takes_image: bool = False
     needs_image: bool = False
+    last_images: tuple[int, int] = (0, 0)
+    steps_list: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -99,7 +103,10 @@ class TextToVideoRequest(DenoisingRequest):
             arrays) or "frames_base64".
         preview: True if each progress response carries a small picture of the latents.
         image: First frame for an image-to-video checkpoint; it is cropped around its centre to the video's
-            aspect and resized. Wan2.2-TI2V-5B may take it, Wan2.2-I2V-A14B needs it, others refuse it.
+            aspect and resized. Wan2.2-TI2V-5B may take it, Wan2.2-I2V-A14B and image to video of Wan2.1 need
+            it, others refuse it.
+        last_image: Last frame, prepared as the first. Wan2.1-FLF2V needs it, Wan2.2-I2V-A14B may take it,
+            others refuse it.
         timeout_s: Time limit of the request, in seconds; None sets no limit.
 
     Raises:
@@ -137,6 +144,10 @@ class TextToVideoRequest(DenoisingRequest):
         bytes | NDArray[np.uint8] | None,
         Image("first frame, for image-to-video checkpoints; it is cropped and resized to the video's size"),
     ] = None
+    last_image: Annotated[
+        bytes | NDArray[np.uint8] | None,
+        Image("last frame, for checkpoints that take two; it is cropped and resized to the video's size"),
+    ] = None
     timeout_s: TimeoutS = None
 
     def result_shape(self) -> tuple[int, int, int, int]:
@@ -166,8 +177,9 @@ class TextToVideoRequest(DenoisingRequest):
 
         Raises:
             InvalidRequest: A field is out of range, or the request has guidance_scale_2 without a second
-                denoiser, cache_threshold without a first-block cache, or an image where the checkpoint takes
-                none or none where it needs one; the message names every such field.
+                denoiser, cache_threshold without a first-block cache, a picture where the checkpoint takes
+                none or none where it needs one, or another number of steps than a network that was distilled
+                for its own; the message names every such field.
         """
         problems = [
             *export_range_problems("frames", self.frames, limits.frames),
@@ -186,6 +198,17 @@ class TextToVideoRequest(DenoisingRequest):
             for side, value in (("height", self.height), ("width", self.width))
             if value % limits.pixels_per_token
         ]
+        if limits.steps_list and self.steps != len(limits.steps_list):
+            problems.append(
+                f"steps must be {len(limits.steps_list)} for this checkpoint, which was distilled for the"
+                f" timesteps {', '.join(map(str, limits.steps_list))}, got {self.steps}; try"
+                f" {len(limits.steps_list)}, with guidance_scale 1"
+            )
+        raise_all(self.model, [*problems, *self._picture_problems(limits)])
+
+    def _picture_problems(self, limits: Limits) -> list[str]:
+        """Return a sentence for each picture that the checkpoint refuses, or lacks."""
+        problems = []
         if self.image is None and limits.needs_image:
             problems.append("image must be given for an image-to-video checkpoint, got none")
         if self.image is not None and not limits.takes_image:
@@ -193,7 +216,19 @@ class TextToVideoRequest(DenoisingRequest):
                 "image must be left out for a checkpoint that makes videos from text only; try a server with"
                 " Wan2.2-TI2V-5B or Wan2.2-I2V-A14B"
             )
-        raise_all(self.model, problems)
+        fewest, most = limits.last_images
+        if self.last_image is None and fewest:
+            problems.append("last_image must be given for a checkpoint that joins two pictures, got none")
+        if self.last_image is not None and not most:
+            problems.append(
+                "last_image must be left out for this checkpoint, which takes no last picture; try a server"
+                " with Wan2.1-FLF2V or Wan2.2-I2V-A14B"
+            )
+        elif self.last_image is not None and self.frames == 1:
+            problems.append(
+                "frames must be at least 5 with a last_image, got 1, which is the first picture; try 5"
+            )
+        return problems
 
 
 _LATENTS = Array(
