@@ -72,6 +72,21 @@ def asked(family: Family, source: str, *components: str, **parts: str) -> list[s
     return lines
 
 
+@pytest.mark.parametrize(
+    ("component", "part"), [("image_encoder", "image_encoder/model"), ("vae_encoder", "vae/diffusion")]
+)
+def test_encoder_of_pictures_downloads_only_its_own_weights(
+    hub: FakeHub, tmp_path: Path, component: str, part: str
+) -> None:
+    folder = tmp_path / "flf2v"
+    folder.mkdir()
+    WAN.presets["tiny-flf2v"].write(folder, 0)
+    hub.repositories["Wan-AI/FLF2V"] = folder
+    asked(WAN, "Wan-AI/FLF2V", component)
+    (weights,) = hub.weights()
+    assert weights.startswith(f"Wan-AI/FLF2V/{part}")
+
+
 def test_only_needed_files_are_downloaded_when_all_components_are_exported(hub: FakeHub, wan: Path) -> None:
     hub.repositories[WAN_ID] = wan
     (line,) = asked(WAN, WAN_ID)
