@@ -71,16 +71,22 @@ def comfy_transformer(checkpoint: Path, file: Path, part: str = "transformer", p
 
 
 def original(checkpoint: Path, folder: Path) -> Path:
-    """Write a checkpoint in Wan's original layout, with two experts."""
+    """Write a checkpoint in Wan's original layout: a folder for each of two experts, or one for both."""
+    index = json.loads((checkpoint / "model_index.json").read_text())
+    image = {"WanImageToVideoPipeline": "i2v"}.get(index["_class_name"], "t2v")
     config = json.loads((checkpoint / "transformer/config.json").read_text())
     heads = config["num_attention_heads"]
     own: dict[str, Any] = {
         "_class_name": "WanModel", "dim": heads * config["attention_head_dim"],
-        "eps": 1e-06, "ffn_dim": config["ffn_dim"], "freq_dim": config["freq_dim"], "in_dim": 16,
-        "model_type": "t2v", "num_heads": heads, "num_layers": config["num_layers"], "out_dim": 16,
+        "eps": 1e-06, "ffn_dim": config["ffn_dim"], "freq_dim": config["freq_dim"],
+        "in_dim": config["in_channels"], "model_type": "ti2v" if index.get("expand_timesteps") else image,
+        "num_heads": heads, "num_layers": config["num_layers"], "out_dim": config["out_channels"],
         "text_len": 512,
     }  # fmt: skip
-    for part, name in (("transformer", "high_noise_model"), ("transformer_2", "low_noise_model")):
+    experts = {"transformer": "high_noise_model", "transformer_2": "low_noise_model"}
+    if not (checkpoint / "transformer_2").is_dir():
+        experts = {"transformer": "."}
+    for part, name in experts.items():
         (folder / name).mkdir(parents=True)
         (folder / name / "config.json").write_text(json.dumps(own))
         state = renamed(weights(checkpoint, part), WAN_TRANSFORMER)
@@ -91,6 +97,7 @@ def original(checkpoint: Path, folder: Path) -> Path:
             save_file(shard, folder / name / f"diffusion_pytorch_model-{i:05}-of-00002.safetensors")
     encoder = {k: v for k, v in weights(checkpoint, "text_encoder").items() if "embed_tokens" not in k}
     torch.save(renamed(encoder, WAN_UMT5), folder / "models_t5_umt5-xxl-enc-bf16.pth")
-    torch.save(vae_state(checkpoint), folder / "Wan2.1_VAE.pth")
+    vae = "Wan2.2_VAE.pth" if own["model_type"] == "ti2v" else "Wan2.1_VAE.pth"
+    torch.save(vae_state(checkpoint), folder / vae)
     shutil.copytree(checkpoint / "tokenizer", folder / "google/umt5-xxl")
     return folder

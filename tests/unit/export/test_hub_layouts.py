@@ -137,9 +137,9 @@ def test_original_layout_of_another_model_is_refused_without_any_weights(
 ) -> None:
     folder = files.original(checkpoint, tmp_path / "wan")
     config = folder / "high_noise_model/config.json"
-    config.write_text(json.dumps(json.loads(config.read_text()) | {"model_type": "i2v"}))
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"model_type": "flf2v"}))
     hub.repositories[ORIGINAL_ID] = folder
-    assert "try --checkpoint Wan-AI/Wan2.2-I2V-A14B-Diffusers" in refusal(ORIGINAL_ID)
+    assert "try --checkpoint Wan-AI/Wan2.1-FLF2V-14B-720P-diffusers" in refusal(ORIGINAL_ID)
     assert not hub.weights()
 
 

@@ -212,8 +212,8 @@ def test_checkpoint_is_the_same_when_it_is_in_wans_original_layout(checkpoint: P
     ("change", "message"),
     [
         (
-            {"model_type": "i2v"},
-            r"Wan's original layout of a model of type i2v.*Wan-AI/Wan2.2-I2V-A14B-Diffusers",
+            {"model_type": "flf2v"},
+            r"Wan's original layout of a model of type flf2v.*Wan-AI/Wan2.1-FLF2V-14B-720P-diffusers",
         ),
         (
             "models_t5_umt5-xxl-enc-bf16.pth",

@@ -100,9 +100,14 @@ def umt5_config(shapes: Shapes, where: str, stated: Mapping[str, Any]) -> dict[s
 
 def vae_config(shapes: Shapes, where: str, stated: Mapping[str, Any]) -> dict[str, Any]:
     """Return the configuration of an `AutoencoderKLWan`, from the shapes by the file's keys."""
-    from slipway_export.networks.wan_vae_file import config_of_shapes
+    from slipway_export.networks.wan_vae_file import config_of_shapes, scale_of_latents
 
-    return {"_class_name": "AutoencoderKLWan", **config_of_shapes(shapes, where)}
+    config = config_of_shapes(shapes, where)
+    return {
+        "_class_name": "AutoencoderKLWan",
+        **config,
+        **scale_of_latents(config["z_dim"], where, stated),
+    }
 
 
 def vae_names(shapes: Shapes) -> Any:

@@ -125,3 +125,49 @@ GGUF_UMT5 = Names(
     ),
 )
 """UMT5 encoder in GGUF files, which llama.cpp's converter writes."""
+
+_REFINER = "context_embedder.token_refiner.refiner_blocks.*"
+_REFINER_FILE = "txt_in.individual_token_refiner.blocks.*"
+_DOUBLE, _SINGLE = "transformer_blocks.*", "single_transformer_blocks.*"
+_EMBED = "time_text_embed"
+HUNYUAN_TRANSFORMER = Names(
+    "HunyuanVideo's own names",
+    (
+        ("x_embedder.proj", "img_in.proj"),
+        (f"{_EMBED}.timestep_embedder.linear_1", "time_in.mlp.0"),
+        (f"{_EMBED}.timestep_embedder.linear_2", "time_in.mlp.2"),
+        (f"{_EMBED}.guidance_embedder.linear_1", "guidance_in.mlp.0"),
+        (f"{_EMBED}.guidance_embedder.linear_2", "guidance_in.mlp.2"),
+        (f"{_EMBED}.text_embedder.linear_1", "vector_in.in_layer"),
+        (f"{_EMBED}.text_embedder.linear_2", "vector_in.out_layer"),
+        ("context_embedder.proj_in", "txt_in.input_embedder"),
+        (f"context_embedder.{_EMBED}.timestep_embedder.linear_1", "txt_in.t_embedder.mlp.0"),
+        (f"context_embedder.{_EMBED}.timestep_embedder.linear_2", "txt_in.t_embedder.mlp.2"),
+        (f"context_embedder.{_EMBED}.text_embedder.linear_1", "txt_in.c_embedder.linear_1"),
+        (f"context_embedder.{_EMBED}.text_embedder.linear_2", "txt_in.c_embedder.linear_2"),
+        (f"{_REFINER}.norm1", f"{_REFINER_FILE}.norm1"),
+        (f"{_REFINER}.norm2", f"{_REFINER_FILE}.norm2"),
+        (f"{_REFINER}.attn.to_out.0", f"{_REFINER_FILE}.self_attn_proj"),
+        (f"{_REFINER}.ff.net.0.proj", f"{_REFINER_FILE}.mlp.fc1"),
+        (f"{_REFINER}.ff.net.2", f"{_REFINER_FILE}.mlp.fc2"),
+        (f"{_REFINER}.norm_out.linear", f"{_REFINER_FILE}.adaLN_modulation.1"),
+        (f"{_DOUBLE}.norm1.linear", "double_blocks.*.img_mod.linear"),
+        (f"{_DOUBLE}.norm1_context.linear", "double_blocks.*.txt_mod.linear"),
+        (f"{_DOUBLE}.attn.norm_q", "double_blocks.*.img_attn_q_norm"),
+        (f"{_DOUBLE}.attn.norm_k", "double_blocks.*.img_attn_k_norm"),
+        (f"{_DOUBLE}.attn.to_out.0", "double_blocks.*.img_attn_proj"),
+        (f"{_DOUBLE}.attn.norm_added_q", "double_blocks.*.txt_attn_q_norm"),
+        (f"{_DOUBLE}.attn.norm_added_k", "double_blocks.*.txt_attn_k_norm"),
+        (f"{_DOUBLE}.attn.to_add_out", "double_blocks.*.txt_attn_proj"),
+        (f"{_DOUBLE}.ff.net.0.proj", "double_blocks.*.img_mlp.fc1"),
+        (f"{_DOUBLE}.ff.net.2", "double_blocks.*.img_mlp.fc2"),
+        (f"{_DOUBLE}.ff_context.net.0.proj", "double_blocks.*.txt_mlp.fc1"),
+        (f"{_DOUBLE}.ff_context.net.2", "double_blocks.*.txt_mlp.fc2"),
+        (f"{_SINGLE}.norm.linear", "single_blocks.*.modulation.linear"),
+        (f"{_SINGLE}.attn.norm_q", "single_blocks.*.q_norm"),
+        (f"{_SINGLE}.attn.norm_k", "single_blocks.*.k_norm"),
+        (f"{_SINGLE}.proj_out", "single_blocks.*.linear2"),
+        ("proj_out", "final_layer.linear"),
+    ),
+)
+"""Transformer of HunyuanVideo, without the matrices that its authors' files join (`lora/names.py`)."""

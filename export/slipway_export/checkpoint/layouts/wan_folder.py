@@ -4,7 +4,7 @@
 |---|---|
 | `high_noise_model/`, `low_noise_model/`, or the folder itself | `transformer/`, `transformer_2/` |
 | `models_t5_umt5-xxl-enc-bf16.pth` | `text_encoder/` |
-| `Wan2.1_VAE.pth` | `vae/` |
+| `Wan2.1_VAE.pth`, `Wan2.2_VAE.pth` | `vae/` |
 | `google/umt5-xxl/` | `tokenizer/` |
 
 The scheduler and the boundary between the experts are in the authors' code: `wan/configs/` and `generate.py`
@@ -23,7 +23,8 @@ from typing import Any
 from slipway_export.checkpoint.layouts.part_files import link_part, shards_of, write_config
 from slipway_serving.protocol.errors import InvalidRequest
 
-_T5, _VAE, _TOKENIZER = "models_t5_umt5-xxl-enc-bf16.pth", "Wan2.1_VAE.pth", "google/umt5-xxl"
+_T5, _TOKENIZER = "models_t5_umt5-xxl-enc-bf16.pth", "google/umt5-xxl"
+_VAE, _VAE_2_2 = "Wan2.1_VAE.pth", "Wan2.2_VAE.pth"
 _HIGH, _LOW = "high_noise_model", "low_noise_model"
 _STEM = "diffusion_pytorch_model"
 
@@ -36,21 +37,31 @@ class _Model:
         name: Name of the model.
         shift: Flow shift of the authors' scheduler.
         boundary: Part of the noise levels at which the low-noise expert takes over; None for one expert.
+        vae: File of the VAE.
+        pipeline: Class of diffusers' pipeline.
+        expand_timesteps: True if each token has a timestep of its own.
     """
 
     name: str
     shift: float
     boundary: float | None = None
+    vae: str = _VAE
+    pipeline: str = "WanPipeline"
+    expand_timesteps: bool = False
 
 
-_READ = {True: _Model("Wan2.2-T2V-A14B", 12.0, 0.875), False: _Model("Wan2.1-T2V", 5.0)}
-# Models whose original layout is recognized and not read, by type and number of experts.
-_NOT_READ = {
-    ("i2v", True): "Wan-AI/Wan2.2-I2V-A14B-Diffusers",
-    ("ti2v", False): "Wan-AI/Wan2.2-TI2V-5B-Diffusers",
-    ("i2v", False): "Wan-AI/Wan2.1-I2V-14B-480P-Diffusers",
-    ("flf2v", False): "Wan-AI/Wan2.1-FLF2V-14B-720P-diffusers",
-    ("vace", False): "Wan-AI/Wan2.1-VACE-14B-diffusers",
+# Models by their type and whether they have two experts. The numbers are `sample_shift` and `boundary` in
+# wan/configs/ of Wan-Video/Wan2.2; for Wan2.1 in its generate.py.
+_READ = {
+    ("t2v", True): _Model("Wan2.2-T2V-A14B", 12.0, 0.875),
+    ("t2v", False): _Model("Wan2.1-T2V", 5.0),
+    ("i2v", True): _Model("Wan2.2-I2V-A14B", 5.0, 0.9, pipeline="WanImageToVideoPipeline"),
+    ("ti2v", False): _Model("Wan2.2-TI2V-5B", 5.0, vae=_VAE_2_2, expand_timesteps=True),
+}
+# Checkpoints in diffusers' layout of models that are not read in the original one, by type.
+_IN_DIFFUSERS = {
+    "i2v": "Wan-AI/Wan2.1-I2V-14B-480P-Diffusers",
+    "flf2v": "Wan-AI/Wan2.1-FLF2V-14B-720P-diffusers",
 }
 
 
@@ -68,7 +79,8 @@ def files_of_original(files: Collection[str]) -> list[str]:
     experts = {_HIGH, _LOW} if f"{_HIGH}/config.json" in files else {""}
     if "model_index.json" in files or not {_T5, posixpath.join(min(experts), "config.json")} <= set(files):
         return []
-    found = [file for file in files if file in (_T5, _VAE) or file.startswith(f"{_TOKENIZER}/")]
+    single = (_T5, _VAE, _VAE_2_2)
+    found = [file for file in files if file in single or file.startswith(f"{_TOKENIZER}/")]
     for file in files:
         folder, name = posixpath.split(file)
         is_shard = name.startswith(_STEM) and name.endswith(".safetensors")
@@ -90,15 +102,16 @@ def check_type(folder: Path, source: str) -> None:
         source: Name of the checkpoint in messages.
 
     Raises:
-        InvalidRequest: The model is not for text to video. The message names the checkpoint that is read.
+        InvalidRequest: The model is none of those that are read. The message names a checkpoint that is.
     """
-    model_type, two = _model_type(folder), (folder / _HIGH).is_dir()
-    if model_type != "t2v":
-        other = _NOT_READ.get((str(model_type), two))
+    if _kind(folder) not in _READ:
+        model_type = _kind(folder)[0]
+        other = _IN_DIFFUSERS.get(model_type)
         way = f"; try --checkpoint {other}" if other else ""
+        read = ", ".join(model.name for model in _READ.values())
         raise InvalidRequest(
             f"checkpoint {source} must be in diffusers' layout, got Wan's original layout of a model of"
-            f" type {model_type}, which is read for text to video only{way}"
+            f" type {model_type}, which is read for {read} only{way}"
         )
 
 
@@ -114,12 +127,11 @@ def present(folder: Path, presented: Path) -> None:
             model and what to do.
     """
     check_type(folder, str(folder))
-    two = (folder / _HIGH).is_dir()
-    model = _READ[two]
-    experts = (
-        {"transformer": folder / _HIGH, "transformer_2": folder / _LOW} if two else {"transformer": folder}
-    )
-    required = [folder / _T5, folder / _VAE, folder / _TOKENIZER]
+    model = _READ[_kind(folder)]
+    experts = {"transformer": folder}
+    if model.boundary is not None:
+        experts = {"transformer": folder / _HIGH, "transformer_2": folder / _LOW}
+    required = [folder / _T5, folder / model.vae, folder / _TOKENIZER]
     required += [expert / "config.json" for expert in experts.values()]
     if missing := [path.relative_to(folder).as_posix() for path in required if not path.exists()]:
         raise InvalidRequest(
@@ -127,13 +139,18 @@ def present(folder: Path, presented: Path) -> None:
             " exist; try to download what is missing into it"
         )
     parts = {part: _weights(expert) for part, expert in experts.items()}
-    parts |= {"text_encoder": [folder / _T5], "vae": [folder / _VAE]}
+    parts |= {"text_encoder": [folder / _T5], "vae": [folder / model.vae]}
     for part, files in parts.items():
         link_part(presented / part, part, files)
         write_config(presented / part, part, folder)
     (presented / "tokenizer").symlink_to(folder / _TOKENIZER)
     _write(presented / "scheduler/scheduler_config.json", _scheduler(model.shift))
     _write(presented / "model_index.json", _index(model))
+
+
+def _kind(folder: Path) -> tuple[str, bool]:
+    """Return the type of a model, and whether it has two experts."""
+    return str(_model_type(folder)), (folder / _HIGH).is_dir()
 
 
 def _model_type(folder: Path) -> str | None:
@@ -169,9 +186,9 @@ def _scheduler(shift: float) -> dict[str, Any]:
 def _index(model: _Model) -> dict[str, Any]:
     transformer = ["diffusers", "WanTransformer3DModel"]
     return {
-        "_class_name": "WanPipeline",
+        "_class_name": model.pipeline,
         "boundary_ratio": model.boundary,
-        "expand_timesteps": False,
+        "expand_timesteps": model.expand_timesteps,
         "scheduler": ["diffusers", "UniPCMultistepScheduler"],
         "text_encoder": ["transformers", "UMT5EncoderModel"],
         "tokenizer": ["transformers", "T5TokenizerFast"],

@@ -2,83 +2,45 @@
 
 A LoRA may be trained on the original network, whose modules have other names, and some of whose matrices hold
 several of diffusers' one after another (``img_attn_qkv``). Kohya's tools also write an underscore for each
-dot. Wan's names are those of its checkpoints (:mod:`slipway_export.checkpoint.layouts.names`).
+dot. The names are those of the checkpoints (:mod:`slipway_export.checkpoint.layouts.names`).
 :func:`modules_by_name` lists every name under which a file may mean a module.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from slipway_export.checkpoint.layouts.names import WAN_TRANSFORMER
+from slipway_export.checkpoint.layouts.names import HUNYUAN_TRANSFORMER, WAN_TRANSFORMER
 
-_HUNYUAN_DOUBLE = {
-    "norm1.linear": "img_mod.linear",
-    "norm1_context.linear": "txt_mod.linear",
-    "attn.norm_q": "img_attn_q_norm",
-    "attn.norm_k": "img_attn_k_norm",
-    "attn.to_out.0": "img_attn_proj",
-    "attn.norm_added_q": "txt_attn_q_norm",
-    "attn.norm_added_k": "txt_attn_k_norm",
-    "attn.to_add_out": "txt_attn_proj",
-    "ff.net.0.proj": "img_mlp.fc1",
-    "ff.net.2": "img_mlp.fc2",
-    "ff_context.net.0.proj": "txt_mlp.fc1",
-    "ff_context.net.2": "txt_mlp.fc2",
+_ORIGINALS = {
+    "WanTransformer3DModel": WAN_TRANSFORMER,
+    "HunyuanVideoTransformer3DModel": HUNYUAN_TRANSFORMER,
+    "HunyuanVideoFramepackTransformer3DModel": HUNYUAN_TRANSFORMER,
 }
-_HUNYUAN_SINGLE = {
-    "norm.linear": "modulation.linear",
-    "attn.norm_q": "q_norm",
-    "attn.norm_k": "k_norm",
-    "proj_out": "linear2",
-}
-_HUNYUAN_REFINER = {
-    "norm1": "norm1",
-    "norm2": "norm2",
-    "attn.to_out.0": "self_attn_proj",
-    "ff.net.0.proj": "mlp.fc1",
-    "ff.net.2": "mlp.fc2",
-    "norm_out.linear": "adaLN_modulation.1",
-}
-_HUNYUAN = {
-    "x_embedder.proj": "img_in.proj",
-    "time_text_embed.timestep_embedder.linear_1": "time_in.mlp.0",
-    "time_text_embed.timestep_embedder.linear_2": "time_in.mlp.2",
-    "time_text_embed.guidance_embedder.linear_1": "guidance_in.mlp.0",
-    "time_text_embed.guidance_embedder.linear_2": "guidance_in.mlp.2",
-    "time_text_embed.text_embedder.linear_1": "vector_in.in_layer",
-    "time_text_embed.text_embedder.linear_2": "vector_in.out_layer",
-    "context_embedder.proj_in": "txt_in.input_embedder",
-    "context_embedder.time_text_embed.timestep_embedder.linear_1": "txt_in.t_embedder.mlp.0",
-    "context_embedder.time_text_embed.timestep_embedder.linear_2": "txt_in.t_embedder.mlp.2",
-    "context_embedder.time_text_embed.text_embedder.linear_1": "txt_in.c_embedder.linear_1",
-    "context_embedder.time_text_embed.text_embedder.linear_2": "txt_in.c_embedder.linear_2",
-    "proj_out": "final_layer.linear",
-}
-# Original matrices that hold several of diffusers', in this order.
-_HUNYUAN_JOINED: Mapping[str, Mapping[str, tuple[str, ...]]] = {
-    "transformer_blocks": {
-        "img_attn_qkv": ("attn.to_q", "attn.to_k", "attn.to_v"),
-        "txt_attn_qkv": ("attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj"),
-    },
-    "single_transformer_blocks": {"linear1": ("attn.to_q", "attn.to_k", "attn.to_v", "proj_mlp")},
-    "context_embedder.token_refiner.refiner_blocks": {
-        "self_attn_qkv": ("attn.to_q", "attn.to_k", "attn.to_v")
-    },
-}
-_HUNYUAN_BLOCKS = {
-    "transformer_blocks": ("double_blocks", _HUNYUAN_DOUBLE),
-    "single_transformer_blocks": ("single_blocks", _HUNYUAN_SINGLE),
-    "context_embedder.token_refiner.refiner_blocks": (
-        "txt_in.individual_token_refiner.blocks",
-        _HUNYUAN_REFINER,
+# Original matrices that hold several of diffusers' in this order: blocks in diffusers, matrix, modules.
+_JOINED = (
+    ("transformer_blocks", "double_blocks.{}.img_attn_qkv", ("attn.to_q", "attn.to_k", "attn.to_v")),
+    (
+        "transformer_blocks",
+        "double_blocks.{}.txt_attn_qkv",
+        ("attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj"),
     ),
-}
+    (
+        "single_transformer_blocks",
+        "single_blocks.{}.linear1",
+        ("attn.to_q", "attn.to_k", "attn.to_v", "proj_mlp"),
+    ),
+    (
+        "context_embedder.token_refiner.refiner_blocks",
+        "txt_in.individual_token_refiner.blocks.{}.self_attn_qkv",
+        ("attn.to_q", "attn.to_k", "attn.to_v"),
+    ),
+)
 # The original stores shift and scale in the other order than diffusers.
-_HUNYUAN_SWAPPED = ("norm_out.linear", "final_layer.adaLN_modulation.1")
-_BLOCK = re.compile(r"^(.+?)\.(\d+)\.(.+)$")
+_SWAPPED = ("norm_out.linear", "final_layer.adaLN_modulation.1")
+_BLOCK = re.compile(r"^(.+?)\.(\d+)\.")
 
 
 @dataclass(frozen=True)
@@ -104,7 +66,7 @@ def modules_by_name(network: str, rows: Mapping[str, int]) -> dict[str, tuple[Me
         rows: Number of rows of each module's weight, by its path in diffusers.
     """
     found: dict[str, list[Meaning]] = {module: [Meaning(module)] for module in rows}
-    for name, meanings in _ORIGINALS.get(network, _none)(rows).items():
+    for name, meanings in _originals(network, rows).items():
         found.setdefault(name, []).extend(each for each in meanings if each not in found.get(name, ()))
     spaced = {name.replace(".", "_"): meanings for name, meanings in found.items()}
     return {name: tuple(meanings) for name, meanings in (spaced | found).items()}
@@ -112,40 +74,27 @@ def modules_by_name(network: str, rows: Mapping[str, int]) -> dict[str, tuple[Me
 
 def original_name(network: str, module: str) -> str | None:
     """Return the original name of a diffusers module; None if it has none of its own."""
-    tables = {
-        "WanTransformer3DModel": WAN_TRANSFORMER.to_file,
-        **dict.fromkeys(_HUNYUAN_NETWORKS, _hunyuan_name),
+    return _ORIGINALS[network].to_file(module) if network in _ORIGINALS else None
+
+
+def _originals(network: str, rows: Mapping[str, int]) -> dict[str, list[Meaning]]:
+    """Return the modules that each original name means."""
+    found = {
+        name: [Meaning(module)] for module in rows if (name := original_name(network, module)) is not None
     }
-    return tables[network](module) if network in tables else None
+    return found | _rearranged(rows) if _ORIGINALS.get(network) is HUNYUAN_TRANSFORMER else found
 
 
-def _none(_: Mapping[str, int]) -> dict[str, list[Meaning]]:
-    return {}
-
-
-def _wan(rows: Mapping[str, int]) -> dict[str, list[Meaning]]:
-    return {
-        name: [Meaning(module)] for module in rows if (name := WAN_TRANSFORMER.to_file(module)) is not None
-    }
-
-
-def _hunyuan_name(module: str) -> str | None:
-    for own, (other, table) in _HUNYUAN_BLOCKS.items():
-        block = _BLOCK.match(module)
-        if block is not None and block[1] == own:
-            return f"{other}.{block[2]}.{table[block[3]]}" if block[3] in table else None
-    return _HUNYUAN.get(module)
-
-
-def _hunyuan(rows: Mapping[str, int]) -> dict[str, list[Meaning]]:
-    found = {name: [Meaning(module)] for module in rows if (name := _hunyuan_name(module)) is not None}
-    blocks = {(m[1], m[2]) for module in rows if (m := _BLOCK.match(module)) and m[1] in _HUNYUAN_JOINED}
-    for own, number in sorted(blocks):
-        for joined, parts in _HUNYUAN_JOINED[own].items():
+def _rearranged(rows: Mapping[str, int]) -> dict[str, list[Meaning]]:
+    """Return the modules of HunyuanVideo whose rows are elsewhere in the original's matrices."""
+    found: dict[str, list[Meaning]] = {}
+    blocks = {(block[1], block[2]) for module in rows if (block := _BLOCK.match(module))}
+    for own, name, parts in _JOINED:
+        for number in sorted(number for place, number in blocks if place == own):
             modules = [f"{own}.{number}.{part}" for part in parts]
             if all(module in rows for module in modules):
-                found[f"{_HUNYUAN_BLOCKS[own][0]}.{number}.{joined}"] = _joined(modules, rows)
-    module, name = _HUNYUAN_SWAPPED
+                found[name.format(number)] = _joined(modules, rows)
+    module, name = _SWAPPED
     if module in rows:
         half = rows[module] // 2
         found[name] = [Meaning(module, ((half, 2 * half), (0, half)), 2 * half)]
@@ -158,10 +107,3 @@ def _joined(modules: list[str], rows: Mapping[str, int]) -> list[Meaning]:
         found.append(Meaning(module, ((begin, begin + rows[module]),), total))
         begin += rows[module]
     return found
-
-
-_HUNYUAN_NETWORKS = ("HunyuanVideoTransformer3DModel", "HunyuanVideoFramepackTransformer3DModel")
-_ORIGINALS: Mapping[str, Callable[[Mapping[str, int]], dict[str, list[Meaning]]]] = {
-    "WanTransformer3DModel": _wan,
-    **dict.fromkeys(_HUNYUAN_NETWORKS, _hunyuan),
-}
