@@ -41,6 +41,7 @@ class ExportOptions:
         variant: Name of one of the family's variants; the family's own plan when None.
         parts: Folder or hub id of each part that does not come from the checkpoint, by name.
         additions: LoRAs to merge into the weights, and defaults of the served model's schedule.
+        variant_file: Variant of the weight files that is read of each part that has it; empty for none.
         sizes: Sizes that axes are traced at, by the family's option.
         fixed_shapes: True to restrict every axis to the size that is traced.
         files: Files of the checkpoint by role, for a family whose checkpoint may be given as files.
@@ -76,6 +77,7 @@ class ExportOptions:
     variant: str | None = None
     parts: Mapping[str, str] = field(default_factory=dict)
     additions: RequestedAdditions = NO_ADDITIONS
+    variant_file: str = ""
     files: Mapping[str, Path] = field(default_factory=dict)
     output: Path | None = None
     verify_budget: float = DEFAULT_BUDGET

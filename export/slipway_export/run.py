@@ -19,6 +19,7 @@ from pathlib import Path
 from slipway_export.checkpoint.axes import axes_of
 from slipway_export.checkpoint.checkpoint import Checkpoint
 from slipway_export.checkpoint.hub_needs import Wanted
+from slipway_export.checkpoint.layouts.chosen_files import layouts_of
 from slipway_export.checkpoint.lora.beside import check_beside
 from slipway_export.checkpoint.opening import open_checkpoint
 from slipway_export.engines.decisions import Decisions, decide
@@ -126,12 +127,15 @@ def run_export(
         options.files,
         wanted=wanted_of(family, options),
         requested=options.additions,
+        variant_file=options.variant_file,
         report=report,
     )
     with opening as checkpoint:
         check_beside(family, checkpoint, options.additions)
         axes = _axes(family, checkpoint, options)
-        layouts = checkpoint.layouts(part.name for part in family.parts)
+        layouts = layouts_of(checkpoint, [part.name for part in family.parts])
+        for part, layout in layouts.items():
+            report(f"part {part} is read as {layout}")
         with checkpoint.recording() as planned:
             plan = plan_of(family, checkpoint, options.variant, axes, options.engine)
         source = ExportSource(family, checkpoint, axes, plan, planned, options)

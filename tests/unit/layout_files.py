@@ -101,3 +101,80 @@ def original(checkpoint: Path, folder: Path) -> Path:
     torch.save(vae_state(checkpoint), folder / vae)
     shutil.copytree(checkpoint / "tokenizer", folder / "google/umt5-xxl")
     return folder
+
+
+def gguf_file(path: Path, state: Mapping[str, Tensor], kind: str, arch: str = "wan") -> Path:
+    """Write tensors as the public converters do: matrices in blocks, all others in float32.
+
+    Args:
+        path: Path of the file.
+        state: Tensors by the file's keys; a matrix of bytes holds blocks already.
+        kind: Type of the blocks, of `GGMLQuantizationType`.
+        arch: Architecture that the file states.
+    """
+    import gguf
+
+    writer = gguf.GGUFWriter(path, arch)
+    dtype = gguf.GGMLQuantizationType[kind]
+    block = gguf.GGML_QUANT_SIZES[dtype][0]
+    for key, tensor in state.items():
+        if tensor.dtype == torch.uint8:
+            writer.add_tensor(key, tensor.numpy(), raw_dtype=dtype)
+            continue
+        values = tensor.float().numpy()
+        if values.ndim == 5:
+            # Four dimensions are the most that llama.cpp knows, so the shape is in the metadata.
+            writer.add_array(f"comfy.gguf.orig_shape.{key}", list(values.shape))
+            values = values.reshape(values.shape[0], -1)
+        if values.ndim == 2 and values.shape[-1] % block == 0 and kind != "F32":
+            writer.add_tensor(key, gguf.quants.quantize(values, dtype), raw_dtype=dtype)
+        else:
+            writer.add_tensor(key, values)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def dequantized(tensors: Mapping[str, Tensor], kind: str) -> dict[str, Tensor]:
+    """Return the values of tensors as the package `gguf` reads them from :func:`gguf_file`."""
+    import gguf
+
+    dtype = gguf.GGMLQuantizationType[kind]
+    block = gguf.GGML_QUANT_SIZES[dtype][0]
+    found = {}
+    for key, tensor in tensors.items():
+        blocks = tensor
+        if tensor.dtype != torch.uint8:
+            flat = tensor.float().reshape(tensor.shape[0], -1) if tensor.ndim == 5 else tensor.float()
+            if flat.ndim != 2 or flat.shape[-1] % block:
+                found[key] = tensor.float()
+                continue
+            blocks = torch.from_numpy(gguf.quants.quantize(flat.numpy(), dtype))
+        values = torch.from_numpy(gguf.quants.dequantize(blocks.numpy(), dtype))
+        found[key] = values if tensor.dtype == torch.uint8 else values.reshape(tensor.shape)
+    return found
+
+
+def k_quant_blocks(kind: str, rows: int, columns: int, deviation: float, seed: int) -> Tensor:
+    """Return random blocks of a k-quant, [rows, bytes], whose values have this deviation.
+
+    The package `gguf` reads k-quants and does not write them.
+    """
+    import gguf
+    import numpy as np
+
+    dtype = gguf.GGMLQuantizationType[kind]
+    values, size = gguf.GGML_QUANT_SIZES[dtype]
+    shape = (rows, columns // values, size)
+    blocks = np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
+    # Places of the two scales in half precision; the second one multiplies the least values.
+    scales = {"Q4_K": {0: 1.0, 2: 7.5}, "Q5_K": {0: 1.0, 2: 15.5}, "Q6_K": {size - 2: 1.0}}[kind]
+    factor = 1.0
+    for _ in range(2):
+        for place, ratio in scales.items():
+            blocks[..., place : place + 2] = np.frombuffer(np.float16(ratio * factor).tobytes(), np.uint8)
+        # The values are proportional to the scales.
+        factor *= deviation / gguf.quants.dequantize(blocks.reshape(rows, -1), dtype).std()
+    return torch.from_numpy(blocks.reshape(rows, -1))

@@ -10,7 +10,7 @@ numbers and only warn.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -25,6 +25,7 @@ from slipway_export.checkpoint.layouts.weight_files import (
     WeightFiles,
     commit_of,
     find_weights,
+    variants_in,
 )
 from slipway_export.checkpoint.lora.adapters import FOLDER, Additions, adapters_of
 from slipway_export.checkpoint.provenance import Digests, ReadLog, ReadRecord
@@ -81,6 +82,7 @@ class Checkpoint:
         hub: The checkpoint's folder in a hub repository, whose files may not be here yet; None for other
             sources.
         supplied: Folder with the family's own copies of files that the checkpoint lacks.
+        variant_file: Variant of the weight files that is read of each part that has it; empty for none.
     """
 
     folder: Path
@@ -90,6 +92,7 @@ class Checkpoint:
     additions: Additions = field(default_factory=Additions)
     hub: HubFolder | None = None
     supplied: Path | None = None
+    variant_file: str = ""
     _reads: ReadLog = field(default_factory=ReadLog, repr=False, compare=False)
     _last: LastRead = field(default_factory=LastRead, repr=False, compare=False)
 
@@ -316,7 +319,7 @@ class Checkpoint:
         """Return whether a part lacks weights and its configuration is used in their place."""
         if not self.configurations_only:
             return False
-        if self._is_presented(part):
+        if self.is_presented(part):
             return False
         if self.weight_files(part) is None:
             return True
@@ -367,7 +370,7 @@ class Checkpoint:
         found: dict[str, StoredTensor] = {}
         for file in self._weight_files(part):
             found |= self.stored_in(file)
-        if self._is_presented(part):
+        if self.is_presented(part):
             return tensors_of_part(found, part, self.where(f"{part}/{LAYOUT_FILE}"))
         return found
 
@@ -385,7 +388,7 @@ class Checkpoint:
 
     def _weight_files(self, part: str) -> list[str]:
         """Return the paths of a part's weight files: the single one, or the shards that its index names."""
-        if self._is_presented(part):
+        if self.is_presented(part):
             return [f"{part}/{file}" for file in self.config(f"{part}/{LAYOUT_FILE}")["files"]]
         found = self.weight_files(part)
         if found is None:
@@ -404,35 +407,29 @@ class Checkpoint:
             )
         return [f"{part}/{shard}" for shard in sorted(shards)]
 
-    def layouts(self, parts: Iterable[str]) -> dict[str, str]:
-        """Return the layout or variant of each part whose weights are not as the libraries look for them."""
-        found: dict[str, str] = {}
-        for part in parts:
-            if self._is_presented(part):
-                found[part] = str(self.config(f"{part}/{LAYOUT_FILE}").get("layout"))
-            elif (files := self.weight_files(part)) is not None and not files.is_read_by_library:
-                found[part] = f"variant {files.variant}" if files.variant else files.entry
-        return found
-
-    def _is_presented(self, part: str) -> bool:
+    def is_presented(self, part: str) -> bool:
         """Return whether a part's folder presents files of another layout."""
         return self.has(f"{part}/{LAYOUT_FILE}")
+
+    def variants(self, part: str) -> set[str]:
+        """Return the words of the variants that a part's weights have."""
+        return set(variants_in(self._names_in(part)))
 
     def weight_files(self, part: str) -> WeightFiles | None:
         """Return the names of a part's weight files in the layout of the libraries; None if it has none.
 
         They may be in the hub only, as long as a checkpoint is described from its configurations.
         """
+        where = f"{self.where(part)}{_inner(part)}"
+        has = lambda name: self.may_have(f"{part}/{name}")  # noqa: E731
+        return find_weights(self._names_in(part), has, where, self.variant_file)
+
+    def _names_in(self, part: str) -> set[str]:
+        """Return the names of the files in a part's folder, here and in the hub."""
         folder = self._locate(part)
         names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
         hub, path = self.in_hub(part)
-        if hub is not None:
-            names |= hub.names_in(path)
-            place = hub.place(path)
-        else:
-            place = str(folder)
-        where = f"{self.where(part)}{_inner(part)}"
-        return find_weights(names, lambda name: self.may_have(f"{part}/{name}"), where, f"{part}={place}")
+        return names if hub is None else names | hub.names_in(path)
 
 
 def _inner(part: str) -> str:

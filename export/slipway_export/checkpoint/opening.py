@@ -12,6 +12,7 @@ from slipway_export.checkpoint.axes import axes_of
 from slipway_export.checkpoint.checkpoint import Checkpoint, PartLocation
 from slipway_export.checkpoint.hub import HubFolder, describe, download_needed, is_weights, look
 from slipway_export.checkpoint.hub_needs import Wanted, needed_files
+from slipway_export.checkpoint.layouts.chosen_files import check_variant
 from slipway_export.checkpoint.layouts.hub_files import file_in_hub, original_in_hub, refuse_comfy
 from slipway_export.checkpoint.layouts.presented import (
     PRESENTED_PREFIX,
@@ -42,6 +43,7 @@ def open_checkpoint(
     configurations_only: bool = False,
     wanted: Wanted | None = None,
     requested: RequestedAdditions = NO_ADDITIONS,
+    variant_file: str = "",
     report: Report | None = None,
 ) -> Iterator[Checkpoint]:
     """Find a checkpoint and check its layout, with what the user adds to it.
@@ -61,6 +63,7 @@ def open_checkpoint(
             missing, those of a hub id are not downloaded, and those of a preset have no content.
         wanted: Components whose weights are downloaded from a hub; all of the family's plan when None.
         requested: LoRAs to merge into its weights, and defaults of the served model's schedule.
+        variant_file: Variant of the weight files, such as ``fp16``, that is read of each part that has it.
         report: Callback that receives a line for each download, and for each that an export of a plan makes.
 
     Raises:
@@ -84,6 +87,8 @@ def open_checkpoint(
                 # A cache without its hub may lack the weights of the other components.
                 layout = tuple(entry for entry in layout if not _is_weight_file(entry))
             checkpoint.check_layout(layout, _what(family), other_names(family, checkpoint.folder))
+        checkpoint = replace(checkpoint, variant_file=variant_file)
+        check_variant(checkpoint, [part.name for part in family.parts])
         able = [part.name for part in family.parts if checkpoint.may_have(part.name)]
         # LoRAs come before the weights, which are larger and useless with a LoRA that does not fit.
         loras = find_loras(family, able, requested.loras)

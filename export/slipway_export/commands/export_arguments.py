@@ -167,6 +167,7 @@ def export_options(family: Family, arguments: ExportArguments) -> ExportOptions:
         variant=graphs.variant,
         parts=_parts(family, arguments, components),
         additions=_additions(source),
+        variant_file=source.variant_file or "",
         output=output,
         files=arguments.files,
         verify_budget=run.verify_budget,

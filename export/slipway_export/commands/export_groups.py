@@ -79,6 +79,7 @@ class SourceOptions:
     Args:
         checkpoint: Preset, folder or hub id.
         part: Places of parts that do not come from the checkpoint.
+        variant_file: Variant of the weight files.
         lora: LoRAs, ``[COMPONENT=]FILE|HUB_ID[:SCALE]``.
         steps_list: Timesteps of a network for few steps, separated by commas.
         flow_shift: Shift of the served model's noise schedule.
@@ -98,6 +99,14 @@ class SourceOptions:
             help="Place of a part that does not come from the checkpoint, e.g. text_encoder=DIR, or a file of"
             " its weights; may be repeated.",
             metavar="NAME=DIR|FILE|HUB_ID",
+        ),
+    ] = None
+    variant_file: Annotated[
+        str | None,
+        typer.Option(
+            help="Variant of the weight files, e.g. fp16 for *.fp16.safetensors; it is read of each part that"
+            " has it.",
+            metavar="NAME",
         ),
     ] = None
     lora: Annotated[

@@ -86,6 +86,7 @@ def print_plan(family: Family, options: ExportOptions, *, json: bool = False) ->
             configurations_only=True,
             wanted=wanted_of(family, options),
             requested=options.additions,
+            variant_file=options.variant_file,
             report=None if json else typer.echo,
         ) as checkpoint,
     ):

@@ -24,8 +24,6 @@ def parity_document(rows: Sequence[ParityRow]) -> list[dict[str, Any]]:
 
 def print_export(result: ExportResult, repository: Path | None, output: Path | None) -> None:
     """Print an export's parity, the points that were not verified, and the models that were placed."""
-    for part, layout in result.layouts.items():
-        typer.echo(f"part {part} was read as {layout}")
     print_parity(result.rows)
     _print_left_out(result.left_out, repository)
     what = f"{len(result.models)} models" if output is None else "1 graph"
@@ -42,6 +40,7 @@ def export_document(result: ExportResult, repository: Path | None, output: Path 
         "models": list(result.models),
         "placed": result.placed,
         "elapsed_s": result.elapsed_s,
+        "layouts": dict(result.layouts),
         "parity": parity_document(result.rows),
         "not_verified": [asdict(left) for left in result.left_out],
         "engines": {label: report.to_json() for label, report in result.engines.items()},

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from slipway_export.checkpoint.checkpoint import Checkpoint
+from slipway_export.checkpoint.layouts.chosen_files import layouts_of
 from slipway_export.checkpoint.lora.adapters import Lora
 from slipway_export.engines.decisions import Decisions
 from slipway_export.engines.providers import Provider
@@ -333,8 +334,10 @@ class StagedExport:
                 name: {"source": location.source, "commit": location.commit}
                 for name, location in self._checkpoint.part_locations.items()
             }
-        if layouts := self._checkpoint.layouts(part.name for part in self._family.parts):
+        if layouts := layouts_of(self._checkpoint, [part.name for part in self._family.parts]):
             source["layouts"] = layouts
+        if self._checkpoint.variant_file:
+            source["variant_file"] = self._checkpoint.variant_file
         if loras := self._checkpoint.additions.loras:
             source["loras"] = [self._lora_facts(lora) for lora in loras]
         planned = self.source.axes

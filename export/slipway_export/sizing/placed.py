@@ -133,7 +133,8 @@ def described(model: ExportedModel, checkpoint: str | None = None) -> Iterator[d
     places = {name: place["source"] for name, place in source.get("parts", {}).items()}
     place = checkpoint or source["source"]
     parts = {} if checkpoint else places
-    with open_checkpoint(family, place, parts, configurations_only=True) as opened:
+    word = "" if checkpoint else source.get("variant_file", "")
+    with open_checkpoint(family, place, parts, configurations_only=True, variant_file=word) as opened:
         plan = plan_of(family, opened, model.facts.get("variant"), axes, Engine(model.facts["engine"]))
         by_graph = {
             component.graph: component

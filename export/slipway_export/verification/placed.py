@@ -134,6 +134,7 @@ def verify_placed(
                 checkpoint_source,
                 recorded if parts is None else parts,
                 requested=recorded_additions(manifest["checkpoint"]),
+                variant_file=manifest["checkpoint"].get("variant_file", ""),
             ) as checkpoint:
                 exported = _Group(checkpoint, _plan(checkpoint, manifest), group, device, scratch, report)
                 known |= {component.name for component in exported.components}

@@ -8,7 +8,6 @@ import layout_files as files
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from slipway_export.checkpoint.axes import axes_of
 from slipway_export.checkpoint.layouts.names import GGUF_UMT5, WAN_TRANSFORMER
@@ -24,32 +23,10 @@ WIDTH = 256
 K_QUANTS = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
 
 
-def write(path: Path, state: dict[str, Tensor], kind: str, arch: str = "wan") -> Path:
-    """Write tensors as the public converters do: matrices in blocks, all others in float32."""
-    writer = gguf.GGUFWriter(path, arch)
-    dtype = gguf.GGMLQuantizationType[kind]
-    block = gguf.GGML_QUANT_SIZES[dtype][0]
-    for key, tensor in state.items():
-        values = tensor.float().numpy()
-        if values.ndim == 5:
-            # Four dimensions are the most that llama.cpp knows, so the shape is in the metadata.
-            writer.add_array(f"comfy.gguf.orig_shape.{key}", list(values.shape))
-            values = values.reshape(values.shape[0], -1)
-        if values.ndim == 2 and values.shape[-1] % block == 0 and kind != "F32":
-            writer.add_tensor(key, gguf.quants.quantize(values, dtype), raw_dtype=dtype)
-        else:
-            writer.add_tensor(key, values)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
-
-
 @pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q8_0", "Q5_1", "Q4_0"])
 def test_transformer_is_dequantized_when_it_is_gguf(kind: str, checkpoint: Path, tmp_path: Path) -> None:
     state = files.renamed(files.weights(checkpoint, "transformer"), WAN_TRANSFORMER)
-    file = write(tmp_path / "wan.gguf", state, kind)
+    file = files.gguf_file(tmp_path / "wan.gguf", state, kind)
     dtype = gguf.GGMLQuantizationType[kind]
     block = gguf.GGML_QUANT_SIZES[dtype][0]
     with open_checkpoint(WAN, str(checkpoint), {"transformer": str(file)}) as opened:
@@ -105,7 +82,7 @@ def test_blocks_are_those_of_diffusers_when_they_are_k_quants(kind: str, tmp_pat
 
 def test_text_encoder_is_read_when_it_has_llama_cpps_names(checkpoint: Path, tmp_path: Path) -> None:
     state = {k: v for k, v in files.weights(checkpoint, "text_encoder").items() if "embed_tokens" not in k}
-    file = write(tmp_path / "umt5.gguf", files.renamed(state, GGUF_UMT5), "Q8_0", "t5encoder")
+    file = files.gguf_file(tmp_path / "umt5.gguf", files.renamed(state, GGUF_UMT5), "Q8_0", "t5encoder")
     with open_checkpoint(WAN, str(checkpoint), {"text_encoder": str(file)}) as opened:
         stored = opened.stored("text_encoder")
         assert stored.keys() == state.keys()
@@ -119,7 +96,7 @@ def test_text_encoder_is_read_when_it_has_llama_cpps_names(checkpoint: Path, tmp
 
 def test_file_is_named_when_gguf_is_cut_short(checkpoint: Path, tmp_path: Path) -> None:
     state = files.renamed(files.weights(checkpoint, "transformer"), WAN_TRANSFORMER)
-    file = write(tmp_path / "wan.gguf", state, "Q8_0")
+    file = files.gguf_file(tmp_path / "wan.gguf", state, "Q8_0")
     file.write_bytes(file.read_bytes()[:9000])
     with (
         pytest.raises(InvalidRequest, match=r"wan.gguf must be a complete GGUF file, got .*; try to copy it"),

@@ -18,6 +18,7 @@ from safetensors.torch import save_file
 
 from slipway_export.checkpoint.axes import axes_of
 from slipway_export.checkpoint.checkpoint import Checkpoint
+from slipway_export.checkpoint.layouts.chosen_files import layouts_of
 from slipway_export.checkpoint.layouts.names import WAN_TRANSFORMER
 from slipway_export.checkpoint.lora.beside import check_beside
 from slipway_export.checkpoint.lora.requests import NO_ADDITIONS, LoraRequest, RequestedAdditions
@@ -46,6 +47,7 @@ def hub(tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> It
 
 
 def refusal(source: str, parts: dict[str, str] | None = None, *loras: LoraRequest) -> str:
+    """Return the message with which a checkpoint is refused."""
     requested = RequestedAdditions(loras)
     with (
         pytest.raises(InvalidRequest) as refused,
@@ -64,7 +66,7 @@ def test_only_the_variant_is_downloaded_when_there_are_no_other_tensors(hub: Fak
     (folder / "diffusion_pytorch_model.safetensors").rename(folder / FP16)
     (folder / "diffusion_pytorch_model.bin").write_bytes(b"pickle")
     with open_checkpoint(WAN, WAN_ID) as opened:
-        assert opened.layouts(["transformer"]) == {"transformer": "variant fp16"}
+        assert layouts_of(opened, ["transformer"]) == {"transformer": "variant fp16"}
         assert opened.stored("transformer")
     assert {name for name in hub.weights() if "/transformer/" in name} == {f"{WAN_ID}/transformer/{FP16}"}
 
@@ -74,8 +76,12 @@ def test_several_variants_are_refused_without_any_weights(hub: FakeHub) -> None:
     (folder / "diffusion_pytorch_model.safetensors").rename(folder / FP16)
     (folder / FP16.replace("fp16", "bf16")).write_bytes(b"other")
     text = refusal(WAN_ID)
-    assert f"--part transformer={WAN_ID}/transformer/{FP16.replace('fp16', 'bf16')}" in text
+    assert text.endswith("got bf16, fp16; try --variant-file bf16 or --variant-file fp16")
     assert not hub.weights()
+    with open_checkpoint(WAN, WAN_ID, variant_file="fp16") as opened:
+        assert layouts_of(opened, ["transformer", "vae"]) == {"transformer": "variant fp16"}
+        assert opened.stored("transformer")
+    assert {name for name in hub.weights() if "/transformer/" in name} == {f"{WAN_ID}/transformer/{FP16}"}
 
 
 def test_only_the_file_is_downloaded_when_a_part_is_a_file_of_the_hub(

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from slipway_export.checkpoint.axes import axes_of
 from slipway_export.checkpoint.checkpoint import Checkpoint
+from slipway_export.checkpoint.layouts.chosen_files import layouts_of
 from slipway_export.checkpoint.layouts.names import GGUF_UMT5, WAN_TRANSFORMER, WAN_UMT5, Names
 from slipway_export.checkpoint.opening import open_checkpoint
 from slipway_export.engines.torch_model import stage_network
@@ -331,9 +332,44 @@ def test_variants_are_named_when_there_are_several(checkpoint: Path, tmp_path: P
     for word in ("fp16", "bf16"):
         shutil.copy(file, file.with_name(f"diffusion_pytorch_model.{word}.safetensors"))
     file.unlink()
-    message = r"must have one variant of weights, got bf16, fp16; try --part transformer=.*bf16.safetensors"
+    message = (
+        "must have one variant of weights, got bf16, fp16; try --variant-file bf16 or --variant-file fp16"
+    )
     with open_checkpoint(WAN, str(copy)) as opened, pytest.raises(InvalidRequest, match=message):
         opened.stored("transformer")
+
+
+def test_variant_is_read_when_it_is_named_beside_the_usual_files(checkpoint: Path, tmp_path: Path) -> None:
+    shutil.copytree(checkpoint, copy := tmp_path / "copy")
+    state = files.weights(checkpoint, "transformer")
+    halves = {key: tensor.half() + 1 for key, tensor in state.items()}
+    save_file(halves, copy / "transformer/diffusion_pytorch_model.fp16.safetensors")
+    with open_checkpoint(WAN, str(copy)) as opened:
+        assert layouts_of(opened, PARTS) == {}
+        assert_same(read(opened, "transformer"), state)
+    with open_checkpoint(WAN, str(copy), variant_file="fp16") as opened:
+        assert layouts_of(opened, PARTS) == {"transformer": "variant fp16"}
+        assert_same(read(opened, "transformer"), halves)
+        assert_same(read(opened, "vae"), files.weights(checkpoint, "vae"))
+        loaded = component_of(opened, "denoiser_high").load(Precision.FP32, Loading.READ)
+        with opened.recording() as planned:
+            component = component_of(opened, "denoiser_high")
+        axes = {axis.name: (axis.min, axis.opt, axis.max) for axis in axes_of(WAN, opened, {})}
+        facts = NetworkFacts("wan_t2v", None, "denoiser_high", opened.source, axes)
+        stage_network(component, facts, opened, planned, tmp_path / "placed")
+    # PyTorch's server finds the variant alone, and reads it.
+    placed = load(tmp_path / "placed" / network_file(component.graph), "fp32").module
+    for network in (loaded, placed):
+        values = {key.rpartition("transformer.")[2]: value for key, value in network.state_dict().items()}
+        assert torch.equal(values["proj_out.weight"], halves["proj_out.weight"].float())
+    message = (
+        "variant-file must be the variant of a part's weights, got fp8; the checkpoint has fp16 of tran"
+    )
+    with (
+        pytest.raises(InvalidRequest, match=message),
+        open_checkpoint(WAN, str(copy), variant_file="fp8"),
+    ):
+        pass
 
 
 def test_code_is_not_run_when_a_bin_file_contains_it(checkpoint: Path, tmp_path: Path) -> None:

@@ -1,8 +1,8 @@
 """Names of the weight files in a part's folder: safetensors, their variants, and files of `torch.save`.
 
 A variant has a word in its names: `diffusion_pytorch_model.fp16.safetensors`, for shards
-`diffusion_pytorch_model.safetensors.index.fp16.json`. It is chosen where the files without a variant are
-missing.
+`diffusion_pytorch_model.safetensors.index.fp16.json`. It is chosen if the user names it, or where the files
+without a variant are missing.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class WeightFiles:
 
 
 def find_weights(
-    names: Collection[str], has: Callable[[str], bool], where: str, option: str
+    names: Collection[str], has: Callable[[str], bool], where: str, wanted: str = ""
 ) -> WeightFiles | None:
     """Return the weight files in a part's folder; None if it has none.
 
@@ -69,23 +69,23 @@ def find_weights(
         names: Names of the files in the folder.
         has: Function that returns whether a file exists, given its name, and records that it was looked for.
         where: Name of the part in messages.
-        option: Option that names the folder, ``PART=FOLDER``, for messages.
+        wanted: Word of the variant that is chosen if the folder has it; empty for none.
 
     Raises:
         InvalidRequest: The folder has several variants and no files without one.
     """
+    variants = variants_in(names)
+    if wanted in variants and has(variants[wanted]):
+        return WeightFiles(variants[wanted], wanted)
     for stem in STEMS:
         for name in (stem + _INDEX, stem):
             if has(name):
                 return WeightFiles(name)
-    if variants := _variants(names):
+    if variants:
         if len(variants) > 1:
             shown = ", ".join(sorted(variants))
-            entry = sorted(variants.values())[0]
-            raise InvalidRequest(
-                f"{where} must have one variant of weights, got {shown}; try --part {option}/{entry} for one"
-                " of them"
-            )
+            tries = " or ".join(f"--variant-file {word}" for word in sorted(variants))
+            raise InvalidRequest(f"{where} must have one variant of weights, got {shown}; try {tries}")
         ((variant, name),) = variants.items()
         if has(name):
             return WeightFiles(name, variant)
@@ -112,7 +112,7 @@ def commit_of(path: Path) -> str | None:
     return parts[parts.index("snapshots") + 1] if "snapshots" in parts[:-1] else None
 
 
-def _variants(names: Collection[str]) -> dict[str, str]:
+def variants_in(names: Collection[str]) -> dict[str, str]:
     """Return the entry of each variant among files, by the variant's word; an index goes before a file."""
     entries: dict[str, str] = {}
     for name in sorted(names):
