@@ -76,25 +76,26 @@ def serving() -> Iterator[FakeHub]:
             if not file.is_file():
                 self._send_nothing("EntryNotFound")
                 return
-            content, begin = file.read_bytes(), 0
-            if wanted := re.match(r"bytes=(\d+)-", self.headers.get("Range", "")):
+            content, begin, end = file.read_bytes(), 0, file.stat().st_size
+            if wanted := re.match(r"bytes=(\d+)-(\d*)", self.headers.get("Range", "")):
                 begin = int(wanted[1])
-            self.send_response(206 if begin else 200)
+                end = min(end, int(wanted[2]) + 1) if wanted[2] else end
+            self.send_response(206 if end - begin < len(content) else 200)
             self.send_header("ETag", f'"{hashlib.sha256(content).hexdigest()}"')
             self.send_header("X-Repo-Commit", COMMIT)
             self.send_header("X-Linked-Size", str(len(content)))
-            self.send_header("Content-Length", str(len(content) - begin))
-            if begin:
-                self.send_header("Content-Range", f"bytes {begin}-{len(content) - 1}/{len(content)}")
+            self.send_header("Content-Length", str(end - begin))
+            if end - begin < len(content):
+                self.send_header("Content-Range", f"bytes {begin}-{end - 1}/{len(content)}")
             self.end_headers()
             if head:
                 return
             name = f"{hub_id}/{path}"
             limit = hub.cut.pop(name, len(content))
-            sent = content[begin : begin + limit]
+            sent = content[begin : min(end, begin + limit)]
             self.wfile.write(sent)
             hub.bytes[name] += len(sent)
-            if begin + len(sent) < len(content):
+            if begin + len(sent) < end:
                 self.wfile.flush()
                 self.connection.close()
 

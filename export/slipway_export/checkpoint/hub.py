@@ -191,12 +191,17 @@ def look(hub_id: str, where: str) -> HubRepository:
             raise _unreachable(hub_id, where, error) from None
         return _from_cache(hub_id, where, f"the hub failed ({_first_line(error)})", error)
     except Exception as error:
-        # The library passes on the errors of its HTTP library, which differs between its versions.
-        if type(error).__module__.partition(".")[0] not in _TRANSPORTS and not isinstance(error, OSError):
+        if not is_transport_error(error):
             raise
         return _from_cache(hub_id, where, f"the hub was not reached ({_first_line(error)})", error)
     sizes = {file.rfilename: int(file.size or 0) for file in info.siblings or ()}
     return HubRepository(hub_id, where, sizes, info.sha)
+
+
+def is_transport_error(error: Exception) -> bool:
+    """Return whether an error means that a hub was not reached, or refused."""
+    # The library passes on the errors of its HTTP library, which differs between its versions.
+    return type(error).__module__.partition(".")[0] in _TRANSPORTS or isinstance(error, OSError)
 
 
 def download_needed(needed: Sequence[tuple[HubFolder, Collection[str]]], report: Report | None) -> None:

@@ -91,7 +91,12 @@ def open_checkpoint(
         check_variant(checkpoint, [part.name for part in family.parts])
         able = [part.name for part in family.parts if checkpoint.may_have(part.name)]
         # LoRAs come before the weights, which are larger and useless with a LoRA that does not fit.
-        loras = find_loras(family, able, requested.loras)
+        headers = (
+            opened.enter_context(TemporaryFolder("slipway-lora-headers-"))
+            if configurations_only and requested.loras
+            else None
+        )
+        loras = find_loras(family, able, requested.loras, headers)
         added = Additions(opened.enter_context(lora_folder(loras)), loras, requested.schedule)
         checkpoint = replace(checkpoint, additions=added)
         yield _downloaded(family, checkpoint, wanted or Wanted(_planned(family)), report)

@@ -140,26 +140,34 @@ def _shards(tensors: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]) -> Itera
     yield keys
 
 
-def write_empty(path: Path, tensors: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]) -> None:
+def write_empty(
+    path: Path,
+    tensors: Mapping[str, tuple[torch.dtype, tuple[int, ...]]],
+    metadata: Mapping[str, str] | None = None,
+) -> None:
     """Write a safetensors file whose tensors are a hole, which takes no disk space or memory.
 
     Args:
         path: Path of the file.
         tensors: Type and shape by key.
+        metadata: Texts in the file's header, besides the format.
     """
-    header, size = safetensors_header(tensors)
+    header, size = safetensors_header(tensors, metadata)
     with path.open("wb") as out:
         out.write(header)
         out.truncate(len(header) + size)
 
 
-def safetensors_header(tensors: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]) -> tuple[bytes, int]:
+def safetensors_header(
+    tensors: Mapping[str, tuple[torch.dtype, tuple[int, ...]]], metadata: Mapping[str, str] | None = None
+) -> tuple[bytes, int]:
     """Return the header of a safetensors file, and the number of bytes of all tensors after it.
 
     Args:
         tensors: Type and shape by key, in the order of the file.
+        metadata: Texts besides the format.
     """
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    header: dict[str, Any] = {"__metadata__": {"format": "pt", **(metadata or {})}}
     end = 0
     for key, (dtype, shape) in tensors.items():
         begin, end = end, end + math.prod(shape) * dtype.itemsize

@@ -16,7 +16,7 @@ import pytest
 from fake_hub import FakeHub
 from typer.testing import CliRunner
 
-from slipway_export.checkpoint.hub import HubDiskFull
+from slipway_export.checkpoint.hub import HubDiskFull, HubFolder, download_needed, look
 from slipway_export.checkpoint.opening import open_checkpoint
 from slipway_export.families import family_named
 from slipway_export.options import ExportOptions
@@ -286,6 +286,19 @@ def test_file_is_complete_when_its_connection_broke(hub: FakeHub, wan: Path) -> 
     asked(WAN, WAN_ID, "vae_decoder")
     # The library keeps whole pieces of 10 MB of a file, and this one is smaller.
     assert hub.bytes[name] == 50_000 + (wan / "vae/diffusion_pytorch_model.safetensors").stat().st_size
+
+
+def test_download_goes_on_where_the_connection_broke(hub: FakeHub, tmp_path: Path) -> None:
+    """The library keeps whole pieces of 10 MB of a file."""
+    (tmp_path / "large").mkdir()
+    size, cut, piece = 32_000_000, 25_000_000, 10 * 2**20
+    (tmp_path / "large/model.safetensors").write_bytes(bytes(size))
+    hub.repositories["some/large"] = tmp_path / "large"
+    hub.cut["some/large/model.safetensors"] = cut
+    folder = HubFolder(look("some/large", "checkpoint"))
+    download_needed([(folder, ["model.safetensors"])], None)
+    assert (folder.path / "model.safetensors").stat().st_size == size
+    assert size <= hub.bytes["some/large/model.safetensors"] <= size + piece < size + cut
 
 
 def test_download_is_refused_when_the_disk_is_too_small(

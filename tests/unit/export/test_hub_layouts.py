@@ -14,7 +14,7 @@ import pytest
 import torch
 from diffusers import WanTransformer3DModel
 from fake_hub import FakeHub
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from slipway_export.checkpoint.axes import axes_of
 from slipway_export.checkpoint.checkpoint import Checkpoint
@@ -173,6 +173,56 @@ def test_lora_that_does_not_fit_is_refused_before_the_weights_are_downloaded(
     text = refusal(WAN_ID, None, LoraRequest(str(file), "denoiser_high"))
     assert "try a LoRA that was trained for this network" in text
     assert not hub.weights()
+
+
+def lora_in_a_hub(hub: FakeHub, checkpoint: Path, folder: Path) -> str:
+    """Put PEFT's files of a LoRA with 3 MB of weights, and an alpha of 6, into the hub; return their id."""
+    folder.mkdir()
+    lora_files.write_lora(
+        folder / "adapter_model.safetensors",
+        transformer(checkpoint),
+        "peft",
+        alpha=6.0,
+        modules=["blocks.0.attn1.to_q"],
+    )
+    rank = 8000
+    width = transformer(checkpoint).blocks[0].attn1.to_k.weight.shape[0]
+    tensors = load_file(folder / "adapter_model.safetensors")
+    tensors |= {
+        f"base_model.model.blocks.0.attn1.to_k.lora_{x}.weight": torch.zeros(shape)
+        for x, shape in (("A", (rank, width)), ("B", (width, rank)))
+    }
+    save_file(tensors, folder / "adapter_model.safetensors")
+    hub.repositories["someone/lora"] = folder
+    return "someone/lora"
+
+
+def test_header_alone_of_a_lora_is_downloaded_when_a_plan_is_made(
+    hub: FakeHub, checkpoint: Path, tmp_path: Path
+) -> None:
+    name = f"{lora_in_a_hub(hub, checkpoint, tmp_path / 'lora')}/adapter_model.safetensors"
+    size = (tmp_path / "lora/adapter_model.safetensors").stat().st_size
+    requested = RequestedAdditions((LoraRequest("someone/lora", "denoiser_high"),))
+    with open_checkpoint(WAN, WAN_ID, configurations_only=True, requested=requested) as opened:
+        WAN.plan(opened, axes_of(WAN, opened, {}))
+        (lora,) = opened.additions.loras
+        assert lora.config["lora_alpha"] == 6.0
+        opened.load("transformer", WanTransformer3DModel, Precision.FP32, Loading.META)
+    assert size > 3_000_000
+    assert 0 < hub.bytes[name] <= 100_001
+    assert {file for file in hub.weights() if not file.startswith("someone/")} == set()
+
+
+def test_alpha_beside_a_lora_of_a_hub_is_applied(hub: FakeHub, checkpoint: Path, tmp_path: Path) -> None:
+    lora_in_a_hub(hub, checkpoint, tmp_path / "lora")
+    requested = RequestedAdditions((LoraRequest("someone/lora", "denoiser_high"),))
+    with open_checkpoint(WAN, WAN_ID, requested=requested) as opened:
+        assert opened.additions.loras[0].commit == fake_hub.COMMIT
+        found = opened.load("transformer", WanTransformer3DModel, Precision.FP32, Loading.READ)
+    own = transformer(checkpoint).blocks[0].attn1.to_q
+    down, up = lora_files.factors(own, 0)
+    wanted = own.weight + 6.0 / lora_files.RANK * up @ down
+    assert torch.allclose(found.blocks[0].attn1.to_q.weight, wanted, rtol=1e-6, atol=1e-6)
 
 
 def test_lora_beside_the_weights_of_the_hub_is_not_ignored(hub: FakeHub, checkpoint: Path) -> None:

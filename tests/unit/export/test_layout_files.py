@@ -362,9 +362,7 @@ def test_variant_is_read_when_it_is_named_beside_the_usual_files(checkpoint: Pat
     for network in (loaded, placed):
         values = {key.rpartition("transformer.")[2]: value for key, value in network.state_dict().items()}
         assert torch.equal(values["proj_out.weight"], halves["proj_out.weight"].float())
-    message = (
-        "variant-file must be the variant of a part's weights, got fp8; the checkpoint has fp16 of tran"
-    )
+    message = "variant-file must be the variant of a part's weights, got fp8; the checkpoint has fp16 of tran"
     with (
         pytest.raises(InvalidRequest, match=message),
         open_checkpoint(WAN, str(copy), variant_file="fp8"),

@@ -11,6 +11,7 @@ from diffusers import FlowMatchEulerDiscreteScheduler
 from safetensors.torch import save_file
 
 from slipway_export.checkpoint.lora.beside import check_beside
+from slipway_export.checkpoint.lora.keys import Role, entry_of
 from slipway_export.checkpoint.lora.requests import (
     LoraRequest,
     RequestedAdditions,
@@ -57,6 +58,25 @@ def save(path: Path, prefix: str = "diffusion_model.", *prefixes: str) -> Path:
 def found(wan: Path, *requests: LoraRequest) -> list[tuple[str, float, str]]:
     with open_checkpoint(WAN, str(wan), requested=RequestedAdditions(requests)) as checkpoint:
         return [(lora.component, lora.scale, lora.only) for lora in checkpoint.additions.loras]
+
+
+@pytest.mark.parametrize(
+    ("key", "module", "role"),
+    [
+        ("transformer.blocks.0.attn1.to_q.lora_A", "blocks.0.attn1.to_q", Role.DOWN),
+        ("transformer.blocks.0.attn1.to_q.lora_B", "blocks.0.attn1.to_q", Role.UP),
+        ("blocks.0.attn1.to_q.lora_B.default.weight", "blocks.0.attn1.to_q", Role.UP),
+        ("transformer.blocks.0.attn1.to_q.lora_linear_layer.down.weight", "blocks.0.attn1.to_q", Role.DOWN),
+        ("transformer.blocks.0.attn1.to_q_lora.up.weight", "blocks.0.attn1.to_q", Role.UP),
+        ("lora_unet__blocks_0_cross_attn_k.lora_down.weight", "blocks_0_cross_attn_k", Role.DOWN),
+        ("diffusion_model.blocks.0.diff_m", "blocks.0.modulation", Role.DIFFERENCE),
+        ("diffusion_model.blocks.0.norm3.diff_b", "blocks.0.norm3", Role.BIAS_DIFFERENCE),
+    ],
+)
+def test_key_is_taken_apart_in_each_public_form(key: str, module: str, role: Role) -> None:
+    entry = entry_of(key)
+    assert entry is not None
+    assert (entry.module, entry.role) == (module, role)
 
 
 @pytest.mark.parametrize(

@@ -27,11 +27,11 @@ class Role(StrEnum):
 _ROLES: tuple[tuple[re.Pattern[str], Role], ...] = tuple(
     (re.compile(f"^(.+){end}$"), role)
     for end, role in (
-        (r"\.lora_A(?:\.[^.]+)?\.weight", Role.DOWN),
-        (r"\.lora_B(?:\.[^.]+)?\.weight", Role.UP),
+        (r"\.lora_A(?:(?:\.[^.]+)?\.weight)?", Role.DOWN),
+        (r"\.lora_B(?:(?:\.[^.]+)?\.weight)?", Role.UP),
         (r"\.lora_B(?:\.[^.]+)?\.bias", Role.UP_BIAS),
-        (r"[._]lora[._]down\.weight", Role.DOWN),
-        (r"[._]lora[._]up\.weight", Role.UP),
+        (r"[._]lora(?:_linear_layer)?[._]down\.weight", Role.DOWN),
+        (r"[._]lora(?:_linear_layer)?[._]up\.weight", Role.UP),
         (r"\.alpha", Role.ALPHA),
         (r"\.diff", Role.DIFFERENCE),
         (r"\.diff_b", Role.BIAS_DIFFERENCE),

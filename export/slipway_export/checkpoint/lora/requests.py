@@ -7,10 +7,12 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slipway_export.checkpoint.lora.adapters import Lora
+from slipway_export.checkpoint.lora.hub_loras import CONFIG_FILE, PEFT_FILE, lora_in_hub
 from slipway_export.checkpoint.lora.keys import is_lora, kinds_refused, parts_of
 from slipway_export.spec.schedule_defaults import ScheduleDefaults
 from slipway_serving.protocol.errors import InvalidRequest
@@ -25,8 +27,7 @@ _NAMED = re.compile(r"^([A-Za-z][\w-]*)=(.+)$", re.DOTALL)
 _SCALED = re.compile(r"^(.+):([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)$", re.DOTALL)
 _HUB_FILE = re.compile(r"^([A-Za-z0-9][\w.-]*/[\w.-]+)(?:/(.+))?$")
 _FORM = "[COMPONENT=]FILE|HUB_ID[:SCALE]"
-_USUAL_NAMES = ("pytorch_lora_weights.safetensors", "adapter_model.safetensors")
-_CONFIG_FILE = "adapter_config.json"
+_USUAL_NAMES = ("pytorch_lora_weights.safetensors", PEFT_FILE)
 _METADATA = "lora_adapter_metadata"
 _SHOWN = 5
 
@@ -92,13 +93,16 @@ def recorded_additions(checkpoint: Mapping[str, Any]) -> RequestedAdditions:
     )
 
 
-def find_loras(family: Family, parts: Sequence[str], requests: Sequence[LoraRequest]) -> tuple[Lora, ...]:
+def find_loras(
+    family: Family, parts: Sequence[str], requests: Sequence[LoraRequest], headers: Path | None = None
+) -> tuple[Lora, ...]:
     """Return the LoRAs that a user asks for, after finding or downloading their files.
 
     Args:
         family: Family of the checkpoint.
         parts: Names of the parts that the checkpoint has.
         requests: LoRAs as the user named them.
+        headers: Folder for files with the headers alone of LoRAs in a hub; None to download these.
 
     Raises:
         InvalidRequest: The family or the checkpoint has no such component, a file is missing or no LoRA, or
@@ -110,15 +114,15 @@ def find_loras(family: Family, parts: Sequence[str], requests: Sequence[LoraRequ
             f"lora must be left out for {family.name}, whose checkpoint has no component that takes one, got"
             f" {requests[0].source}"
         )
-    return tuple(lora for request in requests for lora in _find(able, request))
+    return tuple(lora for request in requests for lora in _find(able, request, headers))
 
 
-def _find(able: Sequence[Part], request: LoraRequest) -> list[Lora]:
+def _find(able: Sequence[Part], request: LoraRequest, headers: Path | None) -> list[Lora]:
     named = [part for part in able if request.component in (part.name, part.lora)]
     if request.component and not named:
         components = ", ".join(str(part.lora) for part in able)
         raise InvalidRequest(f"lora: component must be one of {components}, got {request.component}")
-    path, commit = _locate(request.source)
+    path, commit = _locate(request.source, headers)
     keys, metadata = _header(path, request.source)
     prefixes = parts_of(keys)
     chosen = named or [part for part in able if len(able) == 1 or part.name in prefixes - {"transformer"}]
@@ -146,7 +150,7 @@ def _find(able: Sequence[Part], request: LoraRequest) -> list[Lora]:
     ]
 
 
-def _locate(source: str) -> tuple[Path, str | None]:
+def _locate(source: str, headers: Path | None) -> tuple[Path, str | None]:
     """Return the location of a LoRA's file, and the commit of a hub snapshot."""
     path = Path(source)
     if path.is_dir():
@@ -156,19 +160,7 @@ def _locate(source: str) -> tuple[Path, str | None]:
     found = _HUB_FILE.match(source)
     if path.is_absolute() or found is None or (not found[2] and source.endswith(".safetensors")):
         raise InvalidRequest(f"lora must be an existing file or a hub id, got {source!r}")
-    from huggingface_hub import HfApi, hf_hub_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
-
-    try:
-        name = found[2] or _choose(source, HfApi().list_repo_files(found[1]))
-        location = Path(hf_hub_download(found[1], name))
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise InvalidRequest(
-            f"lora must be an existing file, or a reachable hub id, got {source!r} ({reason})"
-        ) from None
-    parts = location.parts
-    return location, parts[parts.index("snapshots") + 1] if "snapshots" in parts[:-1] else None
+    return lora_in_hub(source, found[1], found[2], partial(_choose, source), headers)
 
 
 def _choose(source: str, names: Sequence[str]) -> str:
@@ -208,9 +200,9 @@ def _header(path: Path, source: str) -> tuple[list[str], dict[str, str]]:
 
 def _config(path: Path, metadata: Mapping[str, str]) -> dict[str, Any]:
     """Return the configuration of PEFT in a file's metadata, or beside the file."""
-    beside = path.parent / _CONFIG_FILE
+    beside = path.parent / CONFIG_FILE
     text = metadata.get(_METADATA)
-    if text is None and path.name == "adapter_model.safetensors" and beside.is_file():
+    if text is None and path.name == PEFT_FILE and beside.is_file():
         text = beside.read_text(encoding="utf-8")
     if text is None:
         return {}
