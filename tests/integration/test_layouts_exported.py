@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -210,19 +210,15 @@ def unchanged(repository: Path) -> np.ndarray:
     return frames_of(repository)
 
 
+def cases(layouts: Iterable[str], *usual: tuple[str, Engine]) -> list[Any]:
+    """Return layouts with both engines; all but the usual ones are of the long matrix."""
+    both = [(layout, engine) for layout in layouts for engine in (Engine.ONNXRUNTIME, Engine.TORCH)]
+    return [pytest.param(*case, marks=() if case in usual else long) for case in both]
+
+
 @pytest.mark.parametrize(
     ("layout", "engine"),
-    [
-        ("comfy", Engine.TORCH),
-        ("Q4_0", Engine.ONNXRUNTIME),
-        ("comfy umt5", Engine.TORCH),
-        *(
-            pytest.param(layout, engine, marks=long)
-            for layout in LAYOUTS
-            for engine in (Engine.ONNXRUNTIME, Engine.TORCH)
-            if (layout, engine) not in (("Q4_0", Engine.ONNXRUNTIME), ("comfy", Engine.TORCH))
-        ),
-    ],
+    cases(LAYOUTS, ("comfy", Engine.TORCH), ("Q4_0", Engine.ONNXRUNTIME), ("comfy umt5", Engine.TORCH)),
 )
 def test_video_is_diffusers_when_a_part_is_in_another_layout(
     layout: str, engine: Engine, checkpoint: Path, repository: Path, unchanged: np.ndarray, tmp_path: Path
@@ -251,16 +247,7 @@ def with_lora(given: Given, checkpoint: Path, folder: Path) -> tuple[Given, Requ
 
 
 @pytest.mark.parametrize(
-    ("layout", "engine"),
-    [
-        ("Q8_0", Engine.TORCH),
-        *(
-            pytest.param(layout, engine, marks=long)
-            for layout in ("Q8_0", "fp8_scaled", "original", "bin")
-            for engine in (Engine.ONNXRUNTIME, Engine.TORCH)
-            if (layout, engine) != ("Q8_0", Engine.TORCH)
-        ),
-    ],
+    ("layout", "engine"), cases(("Q8_0", "fp8_scaled", "original", "bin"), ("Q8_0", Engine.TORCH))
 )
 def test_video_is_diffusers_when_a_lora_is_merged_into_another_layout(
     layout: str, engine: Engine, checkpoint: Path, repository: Path, tmp_path: Path
