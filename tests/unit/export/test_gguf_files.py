@@ -94,6 +94,25 @@ def test_text_encoder_is_read_when_it_has_llama_cpps_names(checkpoint: Path, tmp
             encoder.load(Precision.FP32, loading)
 
 
+def file_pages() -> int:
+    """Return the bytes of mapped files that are resident in this process."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssFile"))
+
+
+def test_pages_of_the_file_are_let_go_of_when_a_tensor_was_read(tmp_path: Path) -> None:
+    from slipway_export.checkpoint.layouts.tensor_files import tensors_of
+
+    size = 2**22
+    state = {f"{number}": torch.full((4, size), float(number)) for number in range(2)}
+    path = files.gguf_file(tmp_path / "x.gguf", state, "F32")
+    found = tensors_of(path, "here", "x.gguf")
+    before = file_pages()
+    for number, tensor in enumerate(found.values()):
+        assert torch.equal(tensor.read(), state[f"{number}"])
+    assert file_pages() - before < 4 * size
+
+
 def test_file_is_named_when_gguf_is_cut_short(checkpoint: Path, tmp_path: Path) -> None:
     state = files.renamed(files.weights(checkpoint, "transformer"), WAN_TRANSFORMER)
     file = files.gguf_file(tmp_path / "wan.gguf", state, "Q8_0")

@@ -6,6 +6,7 @@ value exactly. Only the tensor or the rows that are asked for are in memory.
 
 from __future__ import annotations
 
+import mmap
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -121,11 +122,13 @@ class GgufTensor(StoredTensor):
 
     def read(self, begin: int | None = None, end: int | None = None) -> torch.Tensor:
         """Read the tensor, or rows of it, in float32."""
-        found = gguf_tensors(self.file, self.file.stat().st_mtime_ns)[self.key]
+        changed_ns = self.file.stat().st_mtime_ns
+        found = gguf_tensors(self.file, changed_ns)[self.key]
         # A tensor whose rows were joined for the sake of the blocks is dequantized whole.
         cut = begin is not None and bool(self.shape) and len(found.data) == self.shape[0]
         values = _dequantized(found, found.data[begin:end] if cut else found.data)
         values = values.reshape(-1, *self.shape[1:]) if self.shape else values.reshape(())
+        _release_pages(gguf_reader(self.file, changed_ns))
         return values if cut or begin is None or not self.shape else values[begin:end]
 
     def rows(self, indices: torch.Tensor) -> torch.Tensor:
@@ -159,6 +162,14 @@ def gguf_reader(path: Path, changed_ns: int) -> gguf.GGUFReader:
     import gguf
 
     return gguf.GGUFReader(path)
+
+
+def _release_pages(reader: gguf.GGUFReader) -> None:
+    """Let go of the pages of a mapped file, which would count as the memory of this process."""
+    mapped = getattr(reader.data, "_mmap", None)
+    if mapped is not None and hasattr(mmap, "MADV_DONTNEED"):
+        # The mapping is read only, so that a later read finds the same values in the file.
+        mapped.madvise(mmap.MADV_DONTNEED)
 
 
 def _dequantized(tensor: gguf.ReaderTensor, data: Any) -> torch.Tensor:
