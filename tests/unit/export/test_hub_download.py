@@ -212,6 +212,9 @@ def test_plan_downloads_configurations_only(hub: FakeHub, wan: Path, tmp_path: P
     assert not hub.weights()
     assert f"{WAN_ID}/text_encoder/config.json" in hub.files
     assert "to download in 4 files" in run.output
+    run = CliRunner().invoke(export, ["wan_t2v", "--checkpoint", WAN_ID, "--plan", "--variant-file", "fp8"])
+    assert run.exit_code != 0
+    assert "variant-file must be the variant of a part's weights, got fp8" in str(run.exception)
 
 
 def test_published_world_is_complete_when_configs_are_not_beside_the_weights(
@@ -387,10 +390,19 @@ def test_mirror_is_asked_when_hf_endpoint_names_one(hub: FakeHub, wan: Path, tmp
 
 
 def test_export_of_one_component_downloads_its_files_alone(hub: FakeHub, wan: Path, tmp_path: Path) -> None:
-    hub.repositories[WAN_ID] = wan
+    import safetensors.torch
+
+    folder = Path(shutil.copytree(wan, tmp_path / "variants"))
+    state = safetensors.torch.load_file(folder / "vae/diffusion_pytorch_model.safetensors")
+    halves = {key: tensor.half() for key, tensor in state.items()}
+    safetensors.torch.save_file(halves, folder / "vae/diffusion_pytorch_model.fp16.safetensors")
+    hub.repositories[WAN_ID] = folder
     lines: list[str] = []
-    options = ExportOptions(WAN_ID, tmp_path / "models", components=("vae_decoder",))
+    options = ExportOptions(WAN_ID, tmp_path / "models", components=("vae_decoder",), variant_file="fp16")
     result = run_export(WAN, options, lines.append)
     assert result.placed
     assert any("to download in 1 file" in line for line in lines)
-    assert hub.weights() == {f"{WAN_ID}/vae/diffusion_pytorch_model.safetensors"}
+    assert "part vae is read as variant fp16" in lines
+    assert hub.weights() == {f"{WAN_ID}/vae/diffusion_pytorch_model.fp16.safetensors"}
+    facts = json.loads((tmp_path / "models/wan_t2v_vae_decoder/manifest.json").read_text())["checkpoint"]
+    assert (facts["variant_file"], facts["layouts"]["vae"]) == ("fp16", "variant fp16")
