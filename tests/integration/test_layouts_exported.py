@@ -15,7 +15,7 @@ import lora_files
 import numpy as np
 import pytest
 import torch
-from diffusers import WanPipeline, WanTransformer3DModel
+from diffusers import WanImageToVideoPipeline, WanPipeline, WanTransformer3DModel
 from fake_hub import FakeHub
 from safetensors.torch import save_file
 from stopped_videos import LocalPipeline
@@ -336,6 +336,21 @@ def test_video_is_diffusers_when_ti2v_5b_is_in_another_layout(layout: str, tmp_p
         frames_of_pipeline(WanPipeline.from_pretrained(checkpoint), request),
     )
     print(f"TI2V-5B, {layout}: {found:.1f} dB")
+    assert found > 60
+
+
+@long
+def test_video_from_a_picture_is_diffusers_when_i2v_a14b_is_in_wans_original_layout(tmp_path: Path) -> None:
+    checkpoint = tmp_path / "i2v"
+    checkpoint.mkdir()
+    WAN.presets["tiny-i2v"].write(checkpoint, 0)
+    source = files.original(checkpoint, tmp_path / "wan")
+    run_export(WAN, ExportOptions(str(source), tmp_path / "models", axes=AXES, engine=Engine.TORCH))
+    picture = np.random.default_rng(0).integers(0, 256, (4, 4, 3), dtype=np.uint8).repeat(8, 0).repeat(8, 1)
+    request = replace(REQUEST, image=picture)
+    pipeline = WanImageToVideoPipeline.from_pretrained(checkpoint)
+    found = psnr(frames_of(tmp_path / "models", request), frames_of_pipeline(pipeline, request))
+    print(f"I2V-A14B, original: {found:.1f} dB")
     assert found > 60
 
 
