@@ -11,10 +11,10 @@ import logging
 import time
 from collections.abc import Mapping
 
+from slipway_client.served_model import ServedModel
 from slipway_gateway.database.engine import Database
 from slipway_gateway.database.models import read_models, write_model
 from slipway_gateway.fields.kinds import VideoKind
-from slipway_gateway.fields.served import ServedModel
 from slipway_gateway.replicas.replicas import Replicas
 from slipway_serving.protocol.errors import SlipwayError
 

@@ -253,6 +253,11 @@ def saturate(
 
     address = address_of(url, protocol)
     uses = _served("saturate", address, tls, _asked("saturate", family, model), wait_s)
+    if unpaced := [use.model for use in uses if use.without_pace]:
+        raise InvalidRequest(
+            f"saturate: a session must have a pace, got {', '.join(unpaced)}, whose request class does"
+            " not state turn_s; try --model with the other models"
+        )
     plan = Plan(
         url=address.url,
         protocol=address.protocol,
@@ -281,7 +286,7 @@ def _require_locust() -> None:
 
 def _asked(where: str, family: Sequence[str] | None, model: Sequence[str] | None) -> tuple[Use, ...]:
     """Return how the models of families are used, of those that are asked for; for the command `where`."""
-    from slipway_loadtests.load.visits import uses_of
+    from slipway_loadtests.load.uses import uses_of
 
     if not family:
         raise InvalidRequest(f"{where}: family must be given, got none; try --family wan_t2v")

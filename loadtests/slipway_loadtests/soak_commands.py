@@ -28,6 +28,13 @@ def soak(
             metavar="HOST:PORT",
         ),
     ] = None,
+    family: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Family whose served models are tested, by default every one; may be repeated.",
+            metavar="NAME",
+        ),
+    ] = None,
     minutes: Annotated[
         float | None,
         typer.Option(
@@ -85,14 +92,18 @@ def soak(
     from slipway_loadtests.soak import report, running
     from slipway_loadtests.soak.chart import draw_soak
     from slipway_loadtests.soak.resources import server_at
+    from slipway_loadtests.soak.sampled import all_kinds, of_families
     from slipway_loadtests.soak.verdict import Allowed
-    from slipway_loadtests.soak.workload import kinds, stated
+    from slipway_loadtests.soak.workload import stated
 
     fields = stated_fields("soak", field or ())
-    asked = {kind.model: kind for kind in kinds(limit_s)}
+    every = of_families(all_kinds(limit_s, fields), family or ())
+    asked = {kind.model: kind for kind in every}
     if unknown := sorted(set(fields) - set(asked)):
         raise InvalidRequest(f"soak: field must be of one of {', '.join(asked)}, got {', '.join(unknown)}")
-    chosen = [stated(kind, fields.get(model, {})) for model, kind in asked.items()]
+    chosen = [
+        stated(kind, fields.get(model, {})) if kind.fit is None else kind for model, kind in asked.items()
+    ]
     options = running.Options(
         minutes=None if requests is not None else _MINUTES if minutes is None else minutes,
         requests=requests,

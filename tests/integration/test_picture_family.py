@@ -13,12 +13,17 @@ from typing import Literal
 import numpy as np
 import PIL.Image
 import pytest
+from load_environment import load_environment
 from numpy.typing import NDArray
 
 from slipway_client import Client, Picture, Progress
 from slipway_export.families import family_named, registered
 from slipway_export.options import ExportOptions
 from slipway_export.run import run_export
+from slipway_loadtests.soak.running import Options, soak_at
+from slipway_loadtests.soak.sampled import all_kinds, of_families
+from slipway_loadtests.soak.traffic import FAILED
+from slipway_loadtests.soak.verdict import counts
 from slipway_serving.protocol.errors import InvalidRequest
 from slipway_serving.protocol.events import read
 from slipway_serving.protocol.fields import encode
@@ -138,3 +143,31 @@ def test_field_is_refused_by_its_name(server: Server, installed: Path) -> None:
 
     with pytest.raises(InvalidRequest, match="subject must be 0 to 999, got 1000"):
         PictureRequest(1000)
+
+
+def test_load_and_capacity_are_measured_without_a_table_of_families(
+    server: Server, installed: Path, shared: Path, tmp_path: Path
+) -> None:
+    environment = load_environment(shared)
+    few_steps = "--family pictures --users 2 --field pictures.steps=2"
+    done = environment.load(tmp_path, server.grpc_url, f"{few_steps} --seconds 2 --cancel-share 0.3")
+    assert done.code == 0, done.output
+    whole = done.whole("pictures")
+    assert set(whole["ended"]) == {"answered", "cancelled"}, whole
+    assert whole["measures"]["step_s"]["count"] == 2 * whole["measures"]["latency_s"]["count"]
+    saturate = f"slipway saturate --url {server.grpc_url} {few_steps} --seconds 2 --output {tmp_path}"
+    found = environment.run(*saturate.split())
+    assert found.returncode == 0 and "| `pictures` |" in found.stdout, found.stdout
+    capacity = f"slipway capacity --measured {tmp_path}/pictures.json --each-s 60 --p95-s 5 --users 10"
+    planned = environment.run(*capacity.split())
+    assert planned.stdout.startswith("10 users: 1 replicas"), planned.stdout
+
+
+def test_soak_sends_good_bad_and_abandoned_requests(server: Server, installed: Path) -> None:
+    kinds = of_families(all_kinds(60.0, {"pictures": {"steps": 2}}), ["pictures"])
+    assert server.server_id is not None
+    result = soak_at(server.grpc_url, server.server_id, kinds, Options(requests=40, callers=2, rest_s=0))
+    # So few requests tell nothing of a leak.
+    broken = [words for words in result.broken if not words.startswith("memory at the end")]
+    assert not broken, [each for each in result.run.sent if each.ended == FAILED]
+    assert {"bad, right", "good, right", "left, right"} == set(counts(result.run))

@@ -13,6 +13,7 @@ import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -33,6 +34,8 @@ from slipway_serving.protocol.errors import InvalidRequest, SlipwayError
 from slipway_serving.system.temporary_folders import TemporaryFolder
 from slipway_serving.triton.server import Server, ServerConfig
 
+GROUP = "slipway.judgements"
+"""Entry point group of the modules with which other distributions judge the answers of their families."""
 # Module with the judgement of each family, imported on demand.
 JUDGED: Mapping[str, str] = {
     "airimu": "slipway_benchmarks.quality.motion",
@@ -57,7 +60,7 @@ class MeaningOptions:
     """Options of the quality benchmark.
 
     Attributes:
-        family: Family of the checkpoint, one of `JUDGED`.
+        family: Family of the checkpoint, one of `JUDGED` or of the entry points of `GROUP`.
         checkpoint: Preset, folder or hub id of the checkpoint.
         precisions: Precisions of the exports; the first is also tested with each shortcut. Empty uses the
             family's own precisions.
@@ -126,7 +129,7 @@ class Export:
 
 
 class Judgement(Protocol):
-    """Judgement of a family's answers; a module of `JUDGED` creates it with ``judgement(options)``.
+    """Judgement of a family's answers, which the family's module creates with ``judgement(options)``.
 
     Attributes:
         precisions: Precisions to measure if the user names none.
@@ -180,9 +183,7 @@ def run(options: MeaningOptions, report: Report) -> MeaningResult:
         SlipwayError: No judgement exists for the family or its checkpoint, or its first precision cannot be
             exported.
     """
-    if options.family not in JUDGED:
-        raise InvalidRequest(f"bench: family must be one of {', '.join(JUDGED)}, got {options.family}")
-    judgement: Judgement = importlib.import_module(JUDGED[options.family]).judgement(options)
+    judgement: Judgement = importlib.import_module(_judge_of(options.family)).judgement(options)
     report("judging what the figures are held against")
     references = judgement.references()
     subjects: dict[str, Figures] = {}
@@ -210,6 +211,21 @@ def run(options: MeaningOptions, report: Report) -> MeaningResult:
                     raise
                 not_run[subject] = str(error)
     return MeaningResult(subjects, references, judgement.formats, judgement.examples, not_run, options)
+
+
+def _judge_of(family: str) -> str:
+    """Return the module that judges the answers of a family.
+
+    Raises:
+        InvalidRequest: No distribution has such a module.
+    """
+    judged = {**{entry.name: entry.value for entry in entry_points(group=GROUP)}, **JUDGED}
+    if family not in judged:
+        raise InvalidRequest(
+            f"bench: family must be one of {', '.join(judged)}, got {family}; another family's package must"
+            f" provide a module with judgement(options) as its entry point {family} in the group {GROUP}"
+        )
+    return judged[family]
 
 
 def _export(

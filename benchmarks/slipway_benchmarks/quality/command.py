@@ -17,7 +17,7 @@ def quality(
     family: Annotated[
         str,
         typer.Option(
-            help="Family whose answers are judged: airimu, framepack_i2v, matrix_game, wakeword or wan_t2v.",
+            help="Family whose answers are judged: one of Slipway's, or one whose package has a judgement.",
             metavar="FAMILY",
         ),
     ] = "wan_t2v",

@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
+from slipway_client.served_model import ServedModel
 from slipway_gateway.errors import ApiError
 from slipway_gateway.fields.kinds import ALIASES, PICTURE, SECONDS, SIDES, SIZE, VideoKind
 from slipway_gateway.fields.parsing import convert
-from slipway_gateway.fields.served import ServedModel
 from slipway_serving.protocol.errors import InvalidRequest, raise_all
 from slipway_serving.protocol.fields import Field, Image
 from slipway_serving.protocol.requests import Request

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from slipway_client.served_model import ServedModel
 from slipway_gateway.fields.kinds import PICTURE, SECONDS, SIDES, SIZE, VideoKind
-from slipway_gateway.fields.served import ServedModel
 from slipway_serving.protocol.fields import Array, Field, Image, Rule
 
 _TYPES: dict[type[Any], str] = {str: "string", int: "integer", float: "number", bool: "boolean"}

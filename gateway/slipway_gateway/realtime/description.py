@@ -10,8 +10,8 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
+from slipway_client.served_model import ServedModel
 from slipway_gateway.fields.description import property_of
-from slipway_gateway.fields.served import ServedModel
 from slipway_gateway.realtime.world_kinds import OUTPUT, can_move, formats_of, has_rebase
 from slipway_serving.protocol.fields import Array, Field, Image, fields_of
 from slipway_serving.protocol.requests import Request

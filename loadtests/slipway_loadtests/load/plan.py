@@ -69,7 +69,7 @@ class Plan:
             gives it.
         protocol: Protocol that the users speak; None to take it from the url or its port.
         tls: Folder of certificates, as in :class:`slipway_client.Client`.
-        users: Names of Locust's users, from :data:`slipway_loadtests.load.visits.USES`; empty for the users
+        users: Names of Locust's users, from :func:`slipway_loadtests.load.uses.all_uses`; empty for the users
             that Locust's own command line names.
         stages: Load over time; empty to leave it to Locust's own `--users` and `--run-time`.
         arrivals: Kind of arrivals. closed: each user waits for the answer and thinks before the next request.

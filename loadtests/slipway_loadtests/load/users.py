@@ -9,6 +9,7 @@ gateway.
 from __future__ import annotations
 
 import itertools
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -25,7 +26,8 @@ from slipway_loadtests.load.gateway import GatewayCaller, GatewayVisitor
 from slipway_loadtests.load.outcomes import REJECTED, UNANSWERED, Outcome, now_s
 from slipway_loadtests.load.plan import Plan
 from slipway_loadtests.load.running import LoadTestRun
-from slipway_loadtests.load.visits import USES, Use, Visitor, usual_of
+from slipway_loadtests.load.uses import all_uses
+from slipway_loadtests.load.visits import Use, Visitor, served_model
 from slipway_serving.protocol.errors import NotReady, SlipwayError
 
 _NUMBERS = itertools.count()
@@ -110,10 +112,10 @@ class ModelUser(User):  # type: ignore[misc]
 
     def _prepare(self, client: Any) -> None:
         """Ask what the visits need to know of the model."""
-        self.usual = usual_of(client, self.use.model)
+        self.served = served_model(client, self.use.model)
 
     def _visit_by(self, client: Any, due_s: float, random: np.random.Generator) -> None:
-        visitor = Visitor(client, self.plan, random, self._keep, self.run_.until_s, self.usual)
+        visitor = Visitor(client, self.plan, random, self._keep, self.run_.until_s, self.served)
         self.use.visit(visitor, due_s)
 
     def _connected(self) -> Any:
@@ -138,16 +140,23 @@ class GatewayUser(ModelUser):
         return GatewayCaller(self.run_.address.url, self.run_.key, self.plan.timeout_s)
 
 
+def _text_of(use: Use) -> str:
+    """Return what a visit is, of which Locust shows the first line."""
+    visit = use.visit.func if isinstance(use.visit, partial) else use.visit
+    return (visit.__doc__ or "").partition("\n")[0]
+
+
 def _user_of(use: Use) -> type[ModelUser]:
-    return type(use.user, (ModelUser,), {"use": use, "__doc__": use.visit.__doc__, "__module__": __name__})
+    return type(use.user, (ModelUser,), {"use": use, "__doc__": _text_of(use), "__module__": __name__})
 
 
 def _gateway_user_of(use: Use) -> type[GatewayUser]:
-    text = f"{use.visit.__doc__} It goes through a gateway."
+    text = f"{_text_of(use)} It goes through a gateway."
     return type(use.gateway_user, (GatewayUser,), {"use": use, "__doc__": text, "__module__": __name__})
 
 
-USERS: dict[str, Any] = {use.user: _user_of(use) for use in USES} | {
-    use.gateway_user: _gateway_user_of(use) for use in USES if use.video is not None
+_USES = all_uses()
+USERS: dict[str, Any] = {use.user: _user_of(use) for use in _USES} | {
+    use.gateway_user: _gateway_user_of(use) for use in _USES if use.video is not None
 }
 """Every user class by name."""

@@ -21,6 +21,7 @@ import numpy as np
 
 from slipway_client.client import Client
 from slipway_client.results import Assembler
+from slipway_client.served_model import ServedModel
 from slipway_client.sessions import ClientSession
 from slipway_loadtests.load import payloads
 from slipway_loadtests.load.outcomes import ANSWERED, Outcome, RequestObserver, now_s
@@ -34,7 +35,7 @@ from slipway_serving.families.wan_t2v.request import TextToVideoRequest
 from slipway_serving.protocol.errors import InvalidRequest, Unrecoverable
 from slipway_serving.protocol.events import Event, Progress
 from slipway_serving.protocol.fields import fields_of
-from slipway_serving.protocol.requests import USUAL_PARAMETER, Request
+from slipway_serving.protocol.requests import Request
 
 R = TypeVar("R", bound=Request)
 WORLD_FPS, BLOCK_FRAMES = 25, 12
@@ -53,7 +54,7 @@ class Visitor:
         random: Random generator for the data.
         keep: Callback that receives the outcome of each request.
         until_s: Time at which the load test ends, in seconds since the epoch; no turn begins after it.
-        usual: Values of the request's fields that the served model tells, as :func:`usual_of` returns them.
+        served: What the served model says about itself.
     """
 
     client: Client
@@ -61,7 +62,7 @@ class Visitor:
     random: np.random.Generator
     keep: Callable[[Outcome], None]
     until_s: float
-    usual: Mapping[str, str] = field(default_factory=dict)
+    served: ServedModel = field(default_factory=partial(ServedModel, ""))
 
     def asked(self, request: type[R], **fields: Any) -> R:
         """Return a request with these fields, except those that the plan sets.
@@ -73,12 +74,9 @@ class Visitor:
             InvalidRequest: The request has no such field, or a value breaks its rule.
         """
         stated = stated_values(self.plan, request, fields)
-        usual = {
-            each.name: each.kind(self.usual[each.name])
-            for each in fields_of(request)
-            if each.name in self.usual
-        }
-        return request(**{**usual, **stated})
+        usual = self.served.usual
+        told = {each.name: each.kind(usual[each.name]) for each in fields_of(request) if each.name in usual}
+        return request(**{**told, **stated})
 
     def data_seed(self) -> int:
         """Return the seed of one of the plan's pictures, sounds or motions."""
@@ -111,18 +109,13 @@ def _data_seed(plan: Plan, random: np.random.Generator) -> int:
     return plan.seed * payloads.SEEDS + int(random.integers(payloads.SEEDS))
 
 
-def usual_of(client: Client, model: str) -> dict[str, str]:
-    """Return the usual values of a request's fields from a served model's configuration.
+def served_model(client: Client, model: str) -> ServedModel:
+    """Return what a served model says about itself.
 
     Raises:
         SlipwayError: The server does not answer, or has no such model.
     """
-    found = client.model_parameters(model)
-    return {
-        name.removeprefix(USUAL_PARAMETER): text
-        for name, text in found.items()
-        if name.startswith(USUAL_PARAMETER)
-    }
+    return ServedModel(model, client.model_parameters(model))
 
 
 Visit = Callable[[Visitor, float], None]
@@ -131,7 +124,8 @@ VideoFields = Callable[[Plan, np.random.Generator], tuple[type[Request], dict[st
 """Function that returns the request class of a video, and values of its fields."""
 
 
-def _video(visitor: Visitor, due_s: float, request: Any) -> None:
+def follow(visitor: Visitor, due_s: float, request: Any) -> None:
+    """Send a request and follow its events to the end, unless this user leaves after the first step."""
     plan, random = visitor.plan, visitor.random
     leaves = random.uniform() < plan.cancel_share
     with (
@@ -146,7 +140,8 @@ def _video(visitor: Visitor, due_s: float, request: Any) -> None:
                 return
             whole.add(event)
         whole.results()
-        watch.note("real_time_factor", request.frames / request.fps / (now_s() - due_s))
+        if (frames := getattr(request, "frames", 0)) and (fps := getattr(request, "fps", 0)):
+            watch.note("real_time_factor", frames / fps / (now_s() - due_s))
 
 
 def text_video(_: Plan, random: np.random.Generator) -> tuple[type[Request], dict[str, Any]]:
@@ -168,13 +163,13 @@ def image_video(plan: Plan, random: np.random.Generator) -> tuple[type[Request],
 def text_to_video(visitor: Visitor, due_s: float) -> None:
     """Generate a video from a text."""
     request, fields = text_video(visitor.plan, visitor.random)
-    _video(visitor, due_s, visitor.asked(request, **fields))
+    follow(visitor, due_s, visitor.asked(request, **fields))
 
 
 def image_to_video(visitor: Visitor, due_s: float) -> None:
     """Generate a video from a picture and a text."""
     request, fields = image_video(visitor.plan, visitor.random)
-    _video(visitor, due_s, visitor.asked(request, **fields))
+    follow(visitor, due_s, visitor.asked(request, **fields))
 
 
 def world(visitor: Visitor, due_s: float, mode: str) -> None:
@@ -314,6 +309,8 @@ class Use:
         turn_s: Length of world, sound or motion in each turn of a session, in seconds; None if a visit is one
             request.
         video: Function that returns the fields of a video, for users of a gateway; None for other models.
+        without_pace: True if a visit is a session whose turns follow one another, since nothing tells how
+            long a turn lasts.
     """
 
     model: str
@@ -322,6 +319,7 @@ class Use:
     visit: Visit
     turn_s: float | None = None
     video: VideoFields | None = None
+    without_pace: bool = False
 
     @property
     def gateway_user(self) -> str:
@@ -342,17 +340,4 @@ USES = (
     Use("airimu", "airimu", "ImuBatches", imu_batches),
     Use("airimu_stream", "airimu", "ImuStream", imu_stream, PIECE_S),
 )
-"""Use of every model."""
-
-
-def uses_of(family: str) -> tuple[Use, ...]:
-    """Return the uses of a family's models.
-
-    Raises:
-        InvalidRequest: There is no such family.
-    """
-    found = tuple(use for use in USES if use.family == family)
-    if not found:
-        known = ", ".join(dict.fromkeys(use.family for use in USES))
-        raise InvalidRequest(f"load: family must be one of {known}, got {family!r}")
-    return found
+"""Uses with the contents and the pace of real users; `uses.py` has those of all other models."""

@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from slipway_client.client import Client
+from slipway_client.served_model import ServedModel
 from slipway_loadtests.load.outcomes import now_s
 from slipway_loadtests.soak import leak
 from slipway_loadtests.soak.kills import Kills
@@ -173,7 +174,7 @@ class _Target:
     def soaked(self, kinds: Sequence[Kind], options: Options) -> tuple[Sequence[Kind], SoakRun]:
         """Send the traffic; return the kinds that were sent and the record of the run."""
         with Client(self.url, retry=ALONE) as client:
-            served = [kind for kind in kinds if client.is_ready(kind.model)]
+            served = [_fitted(kind, client) for kind in kinds if client.is_ready(kind.model)]
             if not served:
                 names = ", ".join(kind.model for kind in kinds)
                 raise NotReady(f"soak: server must serve one of {names}, got none at {self.url}")
@@ -226,6 +227,13 @@ class _Target:
 
         _until(back, 0.0 if options.requests is None else options.rest_s)
         return found
+
+
+def _fitted(kind: Kind, client: Client) -> Kind:
+    """Return a kind for the checkpoint that the server serves."""
+    if kind.fit is None:
+        return kind
+    return kind.fit(ServedModel(kind.model, client.model_parameters(kind.model)))
 
 
 def _wanted(options: Options) -> Callable[[], bool]:

@@ -124,7 +124,7 @@ def send(
             match random.choice([GOOD, BAD, LEFT], p=[1 - _BAD_SHARE - _LEFT_SHARE, _BAD_SHARE, _LEFT_SHARE]):
                 case "good":
                     sent = _answered(client, kind.make(seed), firsts[kind.model, seed], limit_s)
-                case "bad":
+                case "bad" if kind.bad:
                     field = str(random.choice(sorted(kind.bad)))
                     sent = _refused(client, spoiled(kind.make(seed), field, kind.bad[field]), limit_s)
                 case _ if random.uniform() < 0.5:

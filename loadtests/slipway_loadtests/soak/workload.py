@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from slipway_client.client import Client
+from slipway_client.served_model import ServedModel
 from slipway_loadtests.load import payloads
 from slipway_serving.families.airimu.request import CorrectionRequest, CorrectionStreamRequest, CorrectionTurn
 from slipway_serving.families.framepack_i2v.request import ImageToVideoRequest
@@ -27,7 +28,8 @@ from slipway_serving.protocol.errors import InvalidRequest
 from slipway_serving.protocol.events import Event
 from slipway_serving.protocol.requests import Request
 
-_TURNS = 2
+TURNS = 2
+"""Number of turns of a session."""
 _PIECE_S = 0.5
 # Answers from different Triton batches differ in their last bits, and so can a rounded pixel.
 _CLOSE, _CLOSE_PIXELS = 1e-3, 1
@@ -58,12 +60,15 @@ class Kind:
         make: Function that returns the valid request of a seed.
         bad: Functions that turn a field's value into one that breaks its rule, by name of the field of the
             request or of its first turn.
+        fit: Function that returns the kind for what the served model says about itself; None if the requests
+            suit every checkpoint.
     """
 
     model: str
     share: int
     make: Callable[[int], Ask]
     bad: Mapping[str, Callable[[Any], Any]]
+    fit: Callable[[ServedModel], Kind] | None = None
 
 
 def spoiled(ask: Ask, field: str, change: Callable[[Any], Any]) -> Ask:
@@ -81,6 +86,8 @@ def stated(kind: Kind, fields: Mapping[str, Any]) -> Kind:
     Raises:
         InvalidRequest: The requests have no such field.
     """
+    if not fields:
+        return kind
     known = {each.name for each in dataclasses.fields(kind.make(0).opening)}  # type: ignore[arg-type]
     if unknown := sorted(set(fields) - known):
         raise InvalidRequest(f"soak: fields of {kind.model} must be of {sorted(known)}, got {unknown}")
@@ -160,7 +167,7 @@ def _image_to_video(limit_s: float, seed: int) -> Ask:
 def _world(mode: str, seed: int) -> Ask:
     random, opening = np.random.default_rng(seed), REQUESTS[mode](image=payloads.land(seed, mode), seed=seed)
     turn: Any = opening.turn
-    held = [payloads.keys(random, mode) for _ in range(_TURNS)]
+    held = [payloads.keys(random, mode) for _ in range(TURNS)]
     return Ask(opening, tuple(turn(**actions_of(each, mode)) for each in held))
 
 
@@ -170,7 +177,7 @@ def _clip(seed: int) -> Ask:
 
 
 def _listening(seed: int) -> Ask:
-    pieces = [payloads.speech(seed + number, _PIECE_S, SAMPLE_RATE_HZ) for number in range(_TURNS)]
+    pieces = [payloads.speech(seed + number, _PIECE_S, SAMPLE_RATE_HZ) for number in range(TURNS)]
     return Ask(ListenRequest(), tuple(ListenTurn((32_767 * each).astype(np.int16)[None]) for each in pieces))
 
 
@@ -180,7 +187,7 @@ def _recordings(seed: int) -> Ask:
 
 def _sensor(seed: int) -> Ask:
     frames = round(_PIECE_S * payloads.IMU_HZ)
-    pieces = [payloads.motion(seed + number, 1, frames) for number in range(_TURNS)]
+    pieces = [payloads.motion(seed + number, 1, frames) for number in range(TURNS)]
     return Ask(CorrectionStreamRequest(), tuple(CorrectionTurn(**each) for each in pieces))
 
 
@@ -190,7 +197,7 @@ def not_a_number(array: Any) -> Any:
 
 
 def kinds(limit_s: float) -> tuple[Kind, ...]:
-    """Return the traffic of every family, small enough for tiny checkpoints.
+    """Return traffic with contents of real users, small enough for tiny checkpoints.
 
     Args:
         limit_s: Time limit of each video, in seconds.

@@ -48,6 +48,8 @@ class Request:
         turn: Request class with the fields of each turn, for a request that opens a session; else None. The
             fields of both are inputs of one model; the opening request's come with the first turn only.
         turn_alternatives: Request classes that a turn may carry instead of `turn`.
+        turn_s: Time that a turn covers, in seconds, for a session whose turns come in real time;
+            None if nothing tells it. Load tests send the turns at this pace.
     """
 
     model: ClassVar[str]
@@ -55,6 +57,7 @@ class Request:
     streams: ClassVar[bool] = True
     turn: ClassVar[type[Request] | None] = None
     turn_alternatives: ClassVar[tuple[type[Request], ...]] = ()
+    turn_s: ClassVar[float | None] = None
 
     def __post_init__(self) -> None:
         raise_all(self.model, self.problems())
@@ -73,6 +76,15 @@ class Request:
     def conflicts(self) -> list[str]:
         """Return the broken rules that concern several fields; called only if each field is valid."""
         return []
+
+    @classmethod
+    def sample_values(cls, random: np.random.Generator) -> Mapping[str, Any]:
+        """Return values of fields for a request like that of a user, drawn by a random generator.
+
+        Load tests and soaks use them. Fields that are left out keep their default, or get a value that keeps
+        the rule of the field. A class needs the method only if such values do not fit together.
+        """
+        return {}
 
     def result_shape(self) -> tuple[int, ...] | None:
         """Return the shape of all frames that the request asks for; None if it does not determine it."""

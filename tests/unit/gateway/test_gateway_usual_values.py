@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from slipway_gateway.fields.served import ServedModel
+from slipway_client.served_model import ServedModel
 
 
 def test_usual_values_may_be_whole_numbers_and_fractions() -> None:

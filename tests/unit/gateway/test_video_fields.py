@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from slipway_client.served_model import ServedModel
 from slipway_gateway.errors import ApiError
 from slipway_gateway.fields.creation import chosen_model, create, rebuilt_values
 from slipway_gateway.fields.description import model_description
 from slipway_gateway.fields.kinds import VideoKind, video_kinds
 from slipway_gateway.fields.parsing import flatten, nested_form
-from slipway_gateway.fields.served import ServedModel
 from slipway_serving.protocol.errors import InvalidRequest
 
 KINDS = video_kinds()

@@ -15,7 +15,8 @@ from slipway_loadtests.load.plan import Plan, Stage
 from slipway_loadtests.load.queues import Queues
 from slipway_loadtests.load.slo import Objective
 from slipway_loadtests.load.summary import summarize
-from slipway_loadtests.load.visits import USES, uses_of
+from slipway_loadtests.load.uses import all_uses, uses_of
+from slipway_loadtests.load.visits import USES
 from slipway_serving.families.matrix_game.keys import VOCABULARIES, actions_of
 from slipway_serving.protocol.errors import (
     Cancelled,
@@ -245,5 +246,8 @@ def test_every_family_is_used_and_every_user_has_a_name_of_its_own() -> None:
     families = {"wan_t2v", "framepack_i2v", "matrix_game", "wakeword", "airimu"}
     assert {use.family for use in USES} == families
     assert len({use.user for use in USES}) == len({use.model for use in USES}) == len(USES)
+    assert len({use.user for use in all_uses()}) == len(all_uses())
     with pytest.raises(InvalidRequest, match="family must be one of"):
         uses_of("toy")
+    with pytest.raises(InvalidRequest, match="must have requests that clients send, got wakeword_head"):
+        uses_of("wakeword_head")

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from slipway_client import Client, TextToVideoRequest
+from slipway_client.served_model import ServedModel
 from slipway_loadtests.load.arrivals import moments_s
 from slipway_loadtests.load.plan import Plan, Stage, read_plan, read_slo, read_stages, stages_of
 from slipway_loadtests.load.slo import Objective
@@ -20,13 +21,16 @@ ROOT = Path(__file__).resolve().parents[3]
 
 def test_request_has_the_usual_size_of_its_model_unless_the_plan_states_another() -> None:
     plan = Plan(fields={"wan_t2v": {"width": 128}})
-    usual = {"frames": "33", "height": "64", "width": "64", "of_a_newer_server": "1"}
+    told = {"frames": "33", "height": "64", "width": "64", "of_a_newer_server": "1"}
+    served = ServedModel("wan_t2v", {f"usual_{name}": text for name, text in told.items()})
     with Client("localhost:1") as client:
         random = np.random.default_rng(0)
-        visitor = Visitor(client, plan, random, lambda _: None, 0.0, usual)
+        visitor = Visitor(client, plan, random, lambda _: None, 0.0, served)
         request = visitor.asked(TextToVideoRequest, prompt="x")
         assert (request.frames, request.height, request.width) == (33, 64, 128)
-        older = dataclasses.replace(visitor, usual={}).asked(TextToVideoRequest, prompt="x")
+        older = dataclasses.replace(visitor, served=ServedModel("wan_t2v")).asked(
+            TextToVideoRequest, prompt="x"
+        )
         assert (older.frames, older.height, older.width) == (81, 480, 128)
 
 

@@ -91,6 +91,9 @@ ALLOWED = {
         "slipway_cli.files",
         "slipway_cli.server_options",
         "slipway_client",
+        # The families that are installed, whose models get sample requests.
+        "slipway_export.families",
+        "slipway_export.spec",
         "slipway_serving",
     },
     # Recipes measure trajectories as `slipway imu` does, and train on the pictures that load tests send.

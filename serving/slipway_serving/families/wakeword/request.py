@@ -7,6 +7,7 @@ turns carry its samples. Training and serving preprocess audio by the same rules
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar
 
@@ -138,6 +139,12 @@ class Clips(Request):
 
     audio: Annotated[Float32, _AUDIO]
     sample_rate: Annotated[NDArray[np.int64], _SAMPLE_RATE]
+
+    @classmethod
+    def sample_values(cls, random: np.random.Generator) -> Mapping[str, Any]:
+        """Return a second of noise, since the number of samples must suit the rate."""
+        audio = random.uniform(-1, 1, (1, SAMPLE_RATE_HZ)).astype(np.float32)
+        return {"audio": audio, "sample_rate": np.full((1, 1), SAMPLE_RATE_HZ, np.int64)}
 
     def conflicts(self) -> list[str]:
         """Return the problems of the clips' lengths that do not depend on the backbone."""

@@ -1,8 +1,8 @@
-"""What a served model says about itself: the usual values and the ranges of its request's fields.
+"""What a served model says about itself: usual values, ranges, words and examples of its request's fields.
 
-The export writes both into the parameters of the model's configuration
-(:mod:`slipway_serving.protocol.requests`), so that the gateway knows what a checkpoint can make without a
-request that fails.
+The export writes them into the parameters of the model's configuration
+(:mod:`slipway_serving.protocol.requests`), so that the gateway and the load tests know what a checkpoint can
+make without a request that fails.
 """
 
 from __future__ import annotations
