@@ -254,7 +254,7 @@ def _lower(module: nn.Module) -> AbstractContextManager[None]:
 def _transformer_config(checkpoint: Checkpoint) -> dict[str, Any]:
     """Return the transformer's configuration; refuse any but FramePack's, HunyuanVideo's own included."""
     file = "transformer/config.json"
-    config = {"in_channels": 16, "image_proj_dim": 1152} | checkpoint.config(file)
+    config = {"in_channels": 16, "out_channels": 16, "image_proj_dim": 1152} | checkpoint.config(file)
     expected = {"patch_size": PATCH, "patch_size_t": 1, "guidance_embeds": True}
     problems = [
         f"{key} must be {value}, got {config[key]}"
@@ -281,6 +281,7 @@ def _check_widths(checkpoint: Checkpoint) -> None:
         ("pooled_projection_dim", "text_encoder_2", "hidden_size"),
         ("image_proj_dim", "image_encoder", "hidden_size"),
         ("in_channels", "vae", "latent_channels"),
+        ("out_channels", "vae", "latent_channels"),
     ):
         if not checkpoint.has(f"{part}/config.json"):
             continue

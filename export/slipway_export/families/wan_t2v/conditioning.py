@@ -126,6 +126,13 @@ def check_widths(checkpoint: Checkpoint, parts: Iterable[str], conditioning: Con
             for key, (value, reason) in expected.items()
             if config.get(key) != value
         ]
+        # A denoiser without the entry returns as many channels as it takes.
+        made = config.get("out_channels") or config.get("in_channels")
+        if made != latents:
+            problems.append(
+                f"{checkpoint.where(part)}: {part}/config.json: out_channels must be {latents} as {from_vae},"
+                f" got {made}"
+            )
     if problems:
         raise InvalidRequest(" | ".join(problems))
 
