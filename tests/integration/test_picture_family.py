@@ -145,17 +145,25 @@ def test_field_is_refused_by_its_name(server: Server, installed: Path) -> None:
         PictureRequest(1000)
 
 
-def test_load_and_capacity_are_measured_without_a_table_of_families(
+def test_load_needs_no_table_of_families(
+    server: Server, installed: Path, shared: Path, tmp_path: Path
+) -> None:
+    line = "--family pictures --users 2 --field pictures.steps=2 --seconds 3 --cancel-share 0.3"
+    done = load_environment(shared).load(tmp_path, server.grpc_url, line)
+    assert done.code == 0, done.output
+    whole = done.whole("pictures")
+    assert set(whole["ended"]) <= {"answered", "cancelled"}, whole
+    assert whole["measures"]["step_s"]["count"] == 2 * whole["measures"]["latency_s"]["count"] > 0
+
+
+def test_capacity_is_planned_from_a_measured_saturation(
     server: Server, installed: Path, shared: Path, tmp_path: Path
 ) -> None:
     environment = load_environment(shared)
-    few_steps = "--family pictures --users 2 --field pictures.steps=2"
-    done = environment.load(tmp_path, server.grpc_url, f"{few_steps} --seconds 2 --cancel-share 0.3")
-    assert done.code == 0, done.output
-    whole = done.whole("pictures")
-    assert set(whole["ended"]) == {"answered", "cancelled"}, whole
-    assert whole["measures"]["step_s"]["count"] == 2 * whole["measures"]["latency_s"]["count"]
-    saturate = f"slipway saturate --url {server.grpc_url} {few_steps} --seconds 2 --output {tmp_path}"
+    saturate = (
+        f"slipway saturate --url {server.grpc_url} --family pictures --users 2 --field pictures.steps=2"
+    )
+    saturate += f" --field pictures.steps=2 --seconds 3 --output {tmp_path}"
     found = environment.run(*saturate.split())
     assert found.returncode == 0 and "| `pictures` |" in found.stdout, found.stdout
     capacity = f"slipway capacity --measured {tmp_path}/pictures.json --each-s 60 --p95-s 5 --users 10"
