@@ -39,7 +39,7 @@ def sample(
 
     Args:
         request: Class of the request, or of a session's turn.
-        served: What the served model says about itself.
+        served: Description that the served model gives of itself.
         random: Random generator of the values.
         stated: Values of fields that are used as they are.
 

@@ -54,7 +54,7 @@ class Visitor:
         random: Random generator for the data.
         keep: Callback that receives the outcome of each request.
         until_s: Time at which the load test ends, in seconds since the epoch; no turn begins after it.
-        served: What the served model says about itself.
+        served: Description that the served model gives of itself.
     """
 
     client: Client
