@@ -147,7 +147,8 @@ def _picture(rule: Image, served: ServedModel, random: np.random.Generator) -> N
     )
     ends = random.uniform(0, 255, (2, 3))
     slope = np.add.outer(np.linspace(0, 0.5, height), np.linspace(0, 0.5, width))[..., None]
-    return np.round(ends[0] + slope * (ends[1] - ends[0])).astype(np.uint8)
+    pixels: NDArray[np.uint8] = np.round(ends[0] + slope * (ends[1] - ends[0])).astype(np.uint8)
+    return pixels
 
 
 def _array(
