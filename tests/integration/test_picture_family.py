@@ -156,6 +156,7 @@ def test_load_needs_no_table_of_families(
     assert whole["measures"]["step_s"]["count"] == 2 * whole["measures"]["latency_s"]["count"] > 0
 
 
+@pytest.mark.long
 def test_capacity_is_planned_from_a_measured_saturation(
     server: Server, installed: Path, shared: Path, tmp_path: Path
 ) -> None:
