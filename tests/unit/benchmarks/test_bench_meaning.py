@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+from importlib.metadata import EntryPoint
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -52,3 +55,18 @@ def test_graphs_are_refused_when_no_component_has_the_precision(checkpoint: Path
     options = ExportOptions(str(checkpoint), tmp_path, precision=Precision.FP64)
     with pytest.raises(InvalidRequest, match="precision must be one that a graph for tensorrt has, got fp64"):
         place_graphs(family_named("wan_t2v"), options, Engine.TENSORRT)
+
+
+def test_family_is_judged_by_the_entry_point_of_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    def judgement(options: benchmark.MeaningOptions) -> None:
+        raise InvalidRequest(f"judging {options.family}")
+
+    module = ModuleType("judge_of_pictures")
+    vars(module)["judgement"] = judgement
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    with pytest.raises(InvalidRequest, match="pictures in the group slipway.judgements"):
+        benchmark.run(benchmark.MeaningOptions(family="pictures"), print)
+    entry = EntryPoint("pictures", module.__name__, benchmark.GROUP)
+    monkeypatch.setattr(benchmark, "entry_points", lambda group: [entry] if group == benchmark.GROUP else [])
+    with pytest.raises(InvalidRequest, match="judging pictures"):
+        benchmark.run(benchmark.MeaningOptions(family="pictures"), print)

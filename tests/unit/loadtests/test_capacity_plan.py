@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -100,6 +103,39 @@ def test_capacity_command_is_refused_when_a_time_is_not_above_zero(
     flags = "--service-s 0 --each-s 600 --p95-s 60 --users 10"
     assert root.run(["capacity", *flags.split()]) == 2
     assert "service_s must be one or more times above 0" in capsys.readouterr().err
+
+
+def test_capacity_command_takes_the_service_that_a_saturation_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rates = (1.0, 0.75)
+    file = tmp_path / "video.json"
+    file.write_text(json.dumps({"model": "video", "service": {"alone_s": [60.0], "rates": rates}}))
+    flags = "--each-s 600 --p95-s 60 --users 100"
+    assert root.run(["capacity", "--measured", str(file), *flags.split()]) == 0
+    expected = replicas_for(replace(VIDEO, rates=rates), 100).replicas
+    assert capsys.readouterr().out.startswith(f"100 users: {expected} replicas, ")
+    assert expected < replicas_for(VIDEO, 100).replicas
+
+
+@pytest.mark.parametrize(
+    ("service", "refusal"),
+    [
+        ("", "got neither; try --service-s 2"),
+        ("--service-s 2 --measured FILE", "got both"),
+        ("--measured FILE --at-work 2", "got both"),
+        ("--measured FILE", "must be MODEL.json of slipway saturate"),
+        ("--measured nowhere.json", "must be MODEL.json of slipway saturate"),
+    ],
+)
+def test_capacity_command_is_refused_without_one_service(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], service: str, refusal: str
+) -> None:
+    file = tmp_path / "other.json"
+    file.write_text("{}")
+    flags = f"{service.replace('FILE', str(file))} --each-s 600 --p95-s 60 --users 10"
+    assert root.run(["capacity", *flags.split()]) == 2
+    assert refusal in capsys.readouterr().err
 
 
 def test_same_seed_gives_the_same_answers() -> None:
