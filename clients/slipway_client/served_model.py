@@ -14,6 +14,7 @@ from typing import Any
 
 from slipway_serving.protocol.requests import (
     EXAMPLE_PARAMETER,
+    NOTE_PARAMETER,
     RANGE_PARAMETER,
     USUAL_PARAMETER,
     WORDS_PARAMETER,
@@ -76,6 +77,11 @@ class ServedModel:
             for name, value in sorted(self.parameters.items())
             if name.startswith(EXAMPLE_PARAMETER)
         }
+
+    @property
+    def note(self) -> str:
+        """Sentences of the checkpoint's makers to those who use it; empty if there are none."""
+        return self.parameters.get(NOTE_PARAMETER, "")
 
     def problems(self, request: Any) -> list[str]:
         """Return a sentence for each field of a request that is out of the model's range."""

@@ -23,6 +23,7 @@ from slipway_serving.protocol.events import Event, output_fields
 from slipway_serving.protocol.fields import Array, Field, fields_of
 from slipway_serving.protocol.requests import (
     EXAMPLE_PARAMETER,
+    NOTE_PARAMETER,
     RANGE_PARAMETER,
     USUAL_PARAMETER,
     WORDS_PARAMETER,
@@ -134,6 +135,7 @@ def authored_config(
     ranges: Mapping[str, tuple[int, int]] = MappingProxyType({}),
     words: Mapping[str, Sequence[str]] = MappingProxyType({}),
     examples: Mapping[str, str] = MappingProxyType({}),
+    note: str = "",
 ) -> str:
     """Return an authored model's configuration with the tensors of its request and events.
 
@@ -145,6 +147,7 @@ def authored_config(
         ranges: Smallest and largest values of request fields, written as parameters `range_FIELD`.
         words: Words that the checkpoint knows in text fields, written as parameters `words_FIELD`.
         examples: Examples of request fields, written as parameters `example_FIELD`.
+        note: Note of the checkpoint, written as a parameter unless it is empty.
 
     Raises:
         InvalidRequest: The text has tensors of its own.
@@ -194,6 +197,8 @@ def authored_config(
     parameters |= {
         f"{EXAMPLE_PARAMETER}{name}": pb.ModelParameter(string_value=text) for name, text in examples.items()
     }
+    if note:
+        parameters[NOTE_PARAMETER] = pb.ModelParameter(string_value=note)
     added = pb.ModelConfig(input=inputs, output=outputs, parameters=parameters)
     return f"{text.rstrip()}\n{text_format.MessageToString(added)}"
 

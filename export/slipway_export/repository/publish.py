@@ -49,9 +49,8 @@ def stage_authored(model: AuthoredModel, staged: Path) -> Path:
         config = folder / "config.pbtxt"
         events = model.events or model.request.events
         text = config.read_text(encoding="utf-8")
-        made = authored_config(
-            text, model.request, events, model.usual, model.ranges, model.words, model.examples
-        )
+        told = (model.usual, model.ranges, model.words, model.examples, model.note)
+        made = authored_config(text, model.request, events, *told)
         config.write_text(made, "utf-8")
     return folder
 

@@ -42,6 +42,7 @@ class AuthoredModel:
             knows few words names them, so that a form can show them.
         examples: Examples of the request's fields that come with the checkpoint, for people who have none of
             their own: texts, and pictures as base64 text of their files.
+        note: Sentences of the checkpoint's makers to those who use it; empty if there are none.
     """
 
     name: str
@@ -53,6 +54,7 @@ class AuthoredModel:
     ranges: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     words: Mapping[str, Sequence[str]] = field(default_factory=dict)
     examples: Mapping[str, str] = field(default_factory=dict)
+    note: str = ""
 
 
 @dataclass(frozen=True)

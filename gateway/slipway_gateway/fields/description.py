@@ -63,6 +63,7 @@ def model_description(kind: VideoKind, served: ServedModel) -> dict[str, Any]:
     ]
     return {
         "summary": kind.summary,
+        "note": served.note,
         "family": kind.family,
         "can_stop": kind.can_stop,
         "takes_size": kind.has_sides,

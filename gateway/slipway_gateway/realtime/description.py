@@ -28,6 +28,7 @@ def world_description(kind: type[Request], parameters: Mapping[str, str]) -> dic
     assert kind.turn is not None
     return {
         "summary": (inspect.getdoc(kind) or kind.model).partition("\n")[0],
+        "note": served.note,
         "formats": [each.name for each in formats_of(kind)],
         "can_save": can_move(kind),
         "continues": has_rebase(kind),

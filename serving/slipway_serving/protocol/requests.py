@@ -33,6 +33,8 @@ a text field, with spaces between them. A model without the parameter does not s
 EXAMPLE_PARAMETER = "example_"
 """Prefix of the parameters in a served model's configuration that give an example of a request field: a text
 as it is, a picture as base64 text of its file."""
+NOTE_PARAMETER = "checkpoint_note"
+"""Parameter in a served model's configuration with sentences of the checkpoint's makers to its users."""
 SHAPE_PARAMETER = "shape_"
 """Prefix of the request parameter that gives an input's shape if a protocol carries only flat arrays."""
 NO_LIMITS: Mapping[str, range] = {}

@@ -10,6 +10,8 @@ import pytest
 
 from slipway_export.checkpoint.checkpoint import Checkpoint
 from slipway_export.checkpoint.known_words import FILE, known_words, write_known_words
+from slipway_export.checkpoint.note import FILE as NOTE_FILE
+from slipway_export.checkpoint.note import checkpoint_note
 from slipway_export.families.wan_t2v.presets import EXAMPLE_FILE
 from slipway_loadtests.pictures import captions
 from slipway_loadtests.pictures.scenes import subjects
@@ -23,6 +25,18 @@ def test_words_are_those_of_the_file_and_none_without_it(tmp_path: Path) -> None
     assert known_words(checkpoint) == {}
     write_known_words(tmp_path, {"prompt": ("red", "ball")})
     assert known_words(checkpoint) == {"prompt": ["red", "ball"]}
+
+
+def test_note_is_the_text_of_its_file_and_empty_without_it(tmp_path: Path) -> None:
+    checkpoint = Checkpoint(tmp_path, "c")
+    assert checkpoint_note(checkpoint) == ""
+    (tmp_path / NOTE_FILE).write_text("It knows é.\n", encoding="utf-8")
+    assert checkpoint_note(checkpoint) == "It knows é."
+
+
+def test_demo_says_what_it_does_badly() -> None:
+    assert "edge" in checkpoint_note(Checkpoint(DEMO / "matrix_game", "demo"))
+    assert "corners" in checkpoint_note(Checkpoint(DEMO / "framepack_i2v", "demo"))
 
 
 @pytest.mark.parametrize("words", ["red", ["red ball"], [""], [3], {"red": 1}])

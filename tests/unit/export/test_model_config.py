@@ -203,10 +203,12 @@ def test_authored_model_has_the_tensors_of_its_request_and_its_events() -> None:
     assert (config.name, config.max_batch_size) == ("net", 4)
 
 
-def test_authored_model_has_the_examples_of_its_checkpoint() -> None:
-    written = authored_config('name: "net"', Batch, (Answer,), examples={"prompt": 'a "ball"'})
+def test_authored_model_has_the_examples_and_the_note_of_its_checkpoint() -> None:
+    written = authored_config('name: "net"', Batch, (Answer,), examples={"prompt": 'a "ball"'}, note="Small.")
     config = text_format.Parse(written, pb.ModelConfig())
     assert config.parameters["example_prompt"].string_value == 'a "ball"'
+    assert config.parameters["checkpoint_note"].string_value == "Small."
+    assert "checkpoint_note" not in authored_config('name: "net"', Batch, (Answer,))
 
 
 def test_authored_model_has_its_batch_among_the_dimensions_when_it_does_not_batch() -> None:

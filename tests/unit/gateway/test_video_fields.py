@@ -270,7 +270,9 @@ def test_description_has_what_a_form_needs() -> None:
     assert fields["priority"]["choices"] == ["urgent", "normal", "low"]
     assert fields["prompt"]["required"] and "known_words" not in fields["prompt"]
     assert "output" not in fields
-    few = ServedModel("wan_t2v", {"words_prompt": "red ball"})
+    few = ServedModel("wan_t2v", {"words_prompt": "red ball", "checkpoint_note": "It is small."})
+    notes = [model_description(KINDS["wan_t2v"], served)["note"] for served in (WAN, few)]
+    assert notes == ["", "It is small."]
     told = {
         field["name"]: field.get("known_words")
         for field in model_description(KINDS["wan_t2v"], few)["fields"]

@@ -22,8 +22,9 @@ def test_description_names_the_columns_and_bounds_of_the_controls() -> None:
 
 
 def test_example_and_usual_value_come_from_the_served_model() -> None:
-    parameters = {"example_image": "iVBORw==", "usual_fps": "12"}
+    parameters = {"example_image": "iVBORw==", "usual_fps": "12", "checkpoint_note": "It is small."}
     described = world_description(world_kinds()["matrix_game_universal"], parameters)
+    assert described["note"] == "It is small."
     fields = {field["name"]: field for field in described["fields"]}
     assert fields["image"]["type"] == "picture" and fields["image"]["required"]
     assert fields["image"]["example"] == "iVBORw==" and fields["fps"]["default"] == 12

@@ -11,6 +11,7 @@ from PIL import Image
 from safetensors.torch import save_file
 from transformers import AutoTokenizer
 
+from slipway_export.checkpoint.note import FILE as NOTE_FILE
 from slipway_export.families.framepack_i2v.presets import DEMO_CONFIGS
 from slipway_export.families.framepack_i2v.random_checkpoint import write_settings
 from slipway_loadtests.pictures.captions import examples, plain
@@ -36,7 +37,17 @@ VAE, LLAMA, CLIP, SIGLIP, TRANSFORMER = (
 )
 FLOW_SHIFT = 3.0
 CLIPS = 1536
-EXAMPLES = 3
+# Rings keep their shape: of 18 served videos of these three, with three seeds in both orders, all did.
+EXAMPLES = (
+    "a red ring bounces to the right on asphalt",
+    "a blue ring moves down on grass",
+    "a yellow ring moves up on stone",
+)
+LOOKED_THROUGH = 60
+NOTE = (
+    "This small checkpoint learned coloured shapes. Rings keep their shape. The outlines of all other shapes"
+    " wobble as a video goes on, and their corners are lost."
+)
 PICTURES_SCHEDULE = Schedule(steps=400, learning_rate=2e-3, weight_decay=1e-4)
 CLIPS_SCHEDULE = Schedule(steps=3600, learning_rate=1.5e-3, weight_decay=1e-4)
 MOVING_SCHEDULE = Schedule(steps=1400, learning_rate=8e-4, warmup=50, weight_decay=1e-4)
@@ -101,14 +112,19 @@ def _state(folder: Path, file: str) -> None:
 
 
 def write_examples(folder: Path) -> None:
-    """Write pictures that no training saw, and `picture.txt` with the file name and prompt of each."""
-    scenes = unseen_scenes(EXAMPLES)
+    """Write pictures that no training saw, `picture.txt` with the file name and prompt of each, and the note.
+
+    The pictures show rings, since other shapes lose their outline as a video goes on.
+    """
+    by_prompt = {plain(scene.subject): scene for scene in unseen_scenes(LOOKED_THROUGH)}
+    scenes = [by_prompt[prompt] for prompt in EXAMPLES]
     lines = []
     for number, (scene, frames) in enumerate(zip(scenes, rendered(scenes, 1), strict=True)):
         name = f"picture{number or ''}.png"
         Image.fromarray(frames[0]).save(folder / name)
         lines.append(f"{name}\t{plain(scene.subject)}\n")
     (folder / "picture.txt").write_text("".join(lines), encoding="utf-8")
+    (folder / NOTE_FILE).write_text(f"{NOTE}\n", encoding="utf-8")
 
 
 CARD = Card(
@@ -149,8 +165,9 @@ CARD = Card(
         "inverted_all": "all of them right, share",
     },
     limits=(
-        "Shapes with corners grow round as a video goes on; colour, ground and motion stay. It knows no other"
-        " words, sizes or paces, one shape at a time, guidance 10, and no more than four sections."
+        "Outlines wobble and corners are lost as a video goes on, rings aside; colour, ground and motion"
+        " stay. It knows no other words, sizes or paces, one shape at a time, guidance 10, and no more than"
+        " four sections."
     ),
 )
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from safetensors.torch import save_file
 
+from slipway_export.checkpoint.note import FILE as NOTE_FILE
 from slipway_export.families.matrix_game.causal_wan.config import BLOCK_FRAMES, read_config
 from slipway_export.families.matrix_game.causal_wan.inference import MODES, inference_file
 from slipway_export.families.matrix_game.causal_wan.network import CausalWan
@@ -44,6 +45,10 @@ SCHEDULES = {
 }
 PLAYS, BLOCKS = 512, 6
 VISUAL_DIM = 80
+NOTE = (
+    "This small checkpoint learned worlds of simple drawings. What comes into view at an edge is invented,"
+    " and smeared."
+)
 # Input of a VAE's step: plays, latent frames. Every fourth step sees one longer piece.
 _PIECES, _LONGER, _LONGER_EVERY = (2, 3), (1, 6), 4
 
@@ -68,6 +73,7 @@ def make(making: Making) -> None:
         first = first or trained
         write_network(making.output, mode, trained)
         Image.fromarray(unseen_picture(mode)).save(making.output / f"{mode}.png")
+    (making.output / NOTE_FILE).write_text(f"{NOTE}\n", encoding="utf-8")
 
 
 def vae_of_shapes() -> AutoencoderKLWan:

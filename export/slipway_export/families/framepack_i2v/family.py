@@ -20,6 +20,7 @@ import numpy as np
 
 from slipway_export.checkpoint.checkpoint import Checkpoint
 from slipway_export.checkpoint.known_words import known_words
+from slipway_export.checkpoint.note import checkpoint_note
 from slipway_export.families.framepack_i2v import encoders, vae
 from slipway_export.families.framepack_i2v.cached import cut_transformer
 from slipway_export.families.framepack_i2v.presets import IMAGE_TOKENS, PRESETS, PUBLIC_AXES
@@ -151,6 +152,7 @@ def _pipeline(
             ranges=ranges,
             words=known_words(checkpoint),
             examples=_examples(checkpoint),
+            note=checkpoint_note(checkpoint),
         ),
     )
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from slipway_export.checkpoint.checkpoint import Checkpoint
+from slipway_export.checkpoint.note import checkpoint_note
 from slipway_export.families.matrix_game import vision
 from slipway_export.families.matrix_game.causal_wan.config import BLOCK_FRAMES, POSITIONS
 from slipway_export.families.matrix_game.causal_wan.inference import MODES, inference_file, read_inference
@@ -92,8 +93,16 @@ def plan(checkpoint: Checkpoint, axes: Sequence[Axis], *, mode: str) -> Plan:
         _check_vision(world, components)
     if has_window and has_vision:
         files = {f"1/{FACTS_FILE}": facts_of(checkpoint, mode).to_json()}
-        name, examples = f"{NAME}_{mode}", _examples(checkpoint, mode)
-        authored.append(AuthoredModel(name, files, source=NAME, request=REQUESTS[mode], examples=examples))
+        authored.append(
+            AuthoredModel(
+                f"{NAME}_{mode}",
+                files,
+                source=NAME,
+                request=REQUESTS[mode],
+                examples=_examples(checkpoint, mode),
+                note=checkpoint_note(checkpoint),
+            )
+        )
     return Plan(tuple(components), tuple(authored), tuple(stepped))
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from slipway_export.checkpoint.checkpoint import Checkpoint
 from slipway_export.checkpoint.known_words import known_words
+from slipway_export.checkpoint.note import checkpoint_note
 from slipway_export.families.wan_t2v.components import cut_denoiser, denoiser, load_vae, text_encoder
 from slipway_export.families.wan_t2v.conditioning import (
     Conditioning,
@@ -100,6 +101,7 @@ def _authored(described: Described, *, first_block_cache: bool) -> tuple[Authore
             ranges=ranges(described),
             words=known_words(checkpoint),
             examples=_examples(checkpoint),
+            note=checkpoint_note(checkpoint),
         ),
     )
 
