@@ -97,7 +97,10 @@ class AsyncGrpcTransport(GrpcEndpoint):
                 metadata=tuple(turn_headers(turn).items()),
             )
             try:
-                return self._tensors(await asyncio.wait_for(self._shield(call), remaining_s), model)
+                # asyncio.wait_for of Python 3.11 loses a cancellation that comes with the answer.
+                async with asyncio.timeout(remaining_s):
+                    answer = await self._shield(call)
+                return self._tensors(answer, model)
             except TimeoutError:
                 raise deadline.exceeded() from None
             except grpc.RpcError as error:
