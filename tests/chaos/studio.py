@@ -104,7 +104,8 @@ def _act(page: Page, chance: random.Random) -> int:
         control = controls.nth(chance.randrange(max(1, controls.count())))
         tag, kind = control.evaluate("each => [each.tagName, each.type]")
         if tag == "SELECT":
-            control.select_option(index=chance.randrange(control.locator("option").count()))
+            # The list may be gone meanwhile, and has no option then.
+            control.select_option(index=chance.randrange(max(1, control.locator("option").count())))
         elif tag == "TEXTAREA" or kind in ("text", "search"):
             control.fill(" ".join(chance.sample(WORDS, 4)))
         elif kind == "number":
