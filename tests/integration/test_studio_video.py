@@ -157,6 +157,10 @@ def test_liked_drafts_are_continued_and_the_others_deleted(browser: Any, gateway
         drafts = page.locator(".draft")
         expect(drafts).to_have_count(4)
         expect(page.locator(".draft video")).to_have_count(4)
+        # What has stopped is seen among all videos too.
+        history = page.locator(".gallery li", has_text="a draft of a ball").locator("video")
+        expect(history).to_have_count(4)
+        expect(history.first).to_have_js_property("readyState", 4)
         drafts.nth(1).get_by_role("button", name="Continue").click()
         expect(drafts.nth(1).get_by_role("button", name="Show")).to_be_visible()
         page.get_by_role("button", name="Done").click()
@@ -279,6 +283,15 @@ class TestUnderWay:
             expect(rows).to_have_count(2)
             page.get_by_role("button", name="Move up: waiting two").click()
             expect(rows.first).to_contain_text("waiting two")
+            # The job that was moved keeps the focus, and its place can be changed by the keyboard alone.
+            down = page.get_by_role("button", name="Move down: waiting two")
+            expect(down).to_be_focused()
+            page.keyboard.press("Enter")
+            expect(rows.first).to_contain_text("waiting one")
+            up = page.get_by_role("button", name="Move up: waiting two")
+            expect(up).to_be_focused()
+            page.keyboard.press("Enter")
+            expect(rows.first).to_contain_text("waiting two")
             page.get_by_role("button", name="Change: waiting one").click()
             dialog = page.get_by_role("dialog")
             dialog.get_by_label("Prompt", exact=True).fill("waiting three")
@@ -311,6 +324,11 @@ def test_page_is_accessible_and_fits_the_screen(
     with opened(browser, gateway.url, **options) as page:
         expect(stage(page).locator("video")).to_be_visible()
         page.get_by_text("More settings").click()
+        # Nobody asked for motion: no video plays by itself, and nothing else moves.
+        assert stage(page).locator("video").evaluate("video => video.paused && !video.autoplay")
+        assert page.evaluate("getComputedStyle(document.documentElement).scrollBehavior") == "auto"
+        page.wait_for_timeout(100)
+        assert page.evaluate("document.getAnimations().filter(each => each.playState === 'running')") == []
         page.screenshot(path=tmp_path / f"{look}-{size}.png", full_page=True)
         assert page.evaluate("document.documentElement.scrollWidth") <= page.viewport_size["width"]
         assert violations(page) == []
