@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from gateway_fixtures import Gateway, gateway_keys, running_gateway
 from playwright.sync_api import expect
-from studio_page import PHONE, chromium
+from studio_page import PHONE, chromium, violations
 
 from slipway_serving.triton.server import Server
 
@@ -94,10 +94,17 @@ def test_operator_sees_the_queue_and_the_text_of_a_failure(browser: Any, gateway
         expect(row(page, "wan_t2v").locator("td").last).to_have_text("1")
 
 
-def test_view_fits_a_phone(browser: Any, gateway: Gateway) -> None:
-    with opened(browser, gateway, viewport=PHONE) as page:
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_view_fits_a_phone_and_excludes_nobody(browser: Any, gateway: Gateway, scheme: str) -> None:
+    failed = gateway.create(prompt="too slow too", steps=100, timeout_s=0.05)
+    gateway.until(failed["id"], "failed")
+    with opened(browser, gateway, color_scheme=scheme) as page:
         expect(row(page, "wan_t2v_denoiser_high")).to_contain_text("% of the bound")
+        expect(page.get_by_role("region", name="Failures of the last hour")).to_contain_text("wan_t2v")
+        assert violations(page) == []
+        page.set_viewport_size(PHONE)
         assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
+        assert violations(page) == []
 
 
 def test_view_tells_why_it_is_empty_when_the_key_does_not_administer(
