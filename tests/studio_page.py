@@ -13,6 +13,7 @@ import pytest
 CHROMIUM = Path("/usr/bin/chromium")
 LIMIT_MS = 30_000
 DESKTOP, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
+CLIPBOARD = ["clipboard-read", "clipboard-write"]
 AXE = Path(__file__).parents[1] / ".studio-tools/node_modules/axe-core/axe.min.js"
 """Checker of accessibility, which `make studio-check` installs."""
 
@@ -65,6 +66,21 @@ def _note(text: str, problems: list[str]) -> None:
 def _check_file(answer: Any, problems: list[str]) -> None:
     if "/studio/" in answer.url and answer.status >= 400:
         problems.append(f"{answer.status} {answer.url}")
+
+
+def paste_picture(page: Any) -> None:
+    """Put a picture on the clipboard, and paste it; the page needs the permissions :data:`CLIPBOARD`."""
+    page.evaluate(
+        """async () => {
+          const canvas = new OffscreenCanvas(90, 70);
+          const context = canvas.getContext("2d");
+          context.fillStyle = "teal";
+          context.fillRect(20, 10, 40, 40);
+          const blob = await canvas.convertToBlob({type: "image/png"});
+          await navigator.clipboard.write([new ClipboardItem({"image/png": blob})]);
+        }"""
+    )
+    page.keyboard.press("Control+V")
 
 
 def violations(page: Any) -> list[str]:

@@ -22,7 +22,7 @@ import speech
 from gateway_fixtures import Gateway, running_gateway
 from PIL import Image
 from playwright.sync_api import expect
-from studio_page import LIMIT_MS, PHONE, chromium, opened, violations
+from studio_page import CLIPBOARD, LIMIT_MS, PHONE, chromium, opened, paste_picture, violations
 from tiny_exports import checkpoint_once
 
 from slipway_demo import folder
@@ -161,6 +161,80 @@ def test_short_tap_steers_a_block(browser: Any, gateway: Gateway, tmp_path: Path
         begin_world(page, picture(tmp_path))
         wait_for_frames(page, 9)
         page.keyboard.press("d")
+        expect(page.locator("[data-meter=reaction]")).to_contain_text("s", timeout=LIMIT_MS)
+
+
+def test_world_begins_with_a_pasted_picture_and_with_one_of_the_camera(
+    browser: Any, gateway: Gateway
+) -> None:
+    permissions = [*CLIPBOARD, "camera"]
+    with opened(browser, f"{gateway.url}/#/world", permissions=permissions) as page:
+        form = page.locator("form")
+        expect(form.get_by_role("button", name="Begin")).to_be_disabled()
+        paste_picture(page)
+        expect(form.locator("img.drop-preview")).to_have_js_property("naturalWidth", 90)
+        form.get_by_role("button", name="Remove the file").click()
+        expect(form.get_by_role("button", name="Begin")).to_be_disabled()
+        form.get_by_role("button", name="Use the camera").click()
+        expect(form.locator("video")).to_have_js_property("readyState", 4)
+        assert violations(page) == []
+        form.get_by_role("button", name="Take the picture").click()
+        expect(form.locator("img.drop-preview")).to_be_visible()
+        expect(form.locator("video")).to_have_count(0)
+        expect(form).to_contain_text("camera.png")
+        form.get_by_role("button", name="Begin").click()
+        wait_for_frames(page, 3)
+
+
+def test_world_is_steered_by_two_fingers_on_a_phone(browser: Any, gateway: Gateway, tmp_path: Path) -> None:
+    options = {"viewport": PHONE, "has_touch": True, "is_mobile": True}
+    with opened(browser, f"{gateway.url}/#/world", **options) as page:
+        begin_world(page, picture(tmp_path))
+        wait_for_frames(page, 9)
+        forward, look = (
+            page.locator(f'[data-action="{name}"]') for name in ("keyboard_cond.forward", "mouse_cond.right")
+        )
+        forward.scroll_into_view_if_needed()
+        fingers = page.context.new_cdp_session(page)
+
+        def touch(kind: str, *buttons: Any) -> None:
+            boxes = [button.bounding_box() for button in buttons]
+            points = [
+                {"x": box["x"] + box["width"] / 2, "y": box["y"] + box["height"] / 2, "id": number}
+                for number, box in enumerate(boxes)
+            ]
+            fingers.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": points})
+
+        touch("touchStart", forward)
+        touch("touchStart", forward, look)
+        expect(forward).to_have_attribute("aria-pressed", "true")
+        expect(look).to_have_attribute("aria-pressed", "true")
+        assert violations(page) == []
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        touch("touchEnd")
+        expect(forward).to_have_attribute("aria-pressed", "false")
+        expect(look).to_have_attribute("aria-pressed", "false")
+        expect(page.locator("[data-meter=reaction]")).to_contain_text("s", timeout=LIMIT_MS)
+
+
+def test_world_is_steered_by_a_gamepad(browser: Any, gateway: Gateway, tmp_path: Path) -> None:
+    """Chromium has no gamepad of its own for tests, so a stub stands in the place of the browser's list."""
+    with opened(browser, f"{gateway.url}/#/world") as page:
+        page.evaluate("navigator.getGamepads = () => [null, window.gamepad ?? null]")
+        begin_world(page, picture(tmp_path))
+        wait_for_frames(page, 9)
+        forward, left, look = (
+            page.locator(f'[data-action="{name}"]')
+            for name in ("keyboard_cond.forward", "keyboard_cond.left", "mouse_cond.right")
+        )
+        buttons = "Array.from({length: 17}, (_, at) => ({pressed: at === 14}))"
+        page.evaluate(f"window.gamepad = {{axes: [0, -0.9, 0.8, 0.1], buttons: {buttons}}}")
+        for button in (forward, left, look):
+            expect(button).to_have_attribute("aria-pressed", "true")
+        assert violations(page) == []
+        page.evaluate("window.gamepad = null")
+        for button in (forward, left, look):
+            expect(button).to_have_attribute("aria-pressed", "false")
         expect(page.locator("[data-meter=reaction]")).to_contain_text("s", timeout=LIMIT_MS)
 
 
