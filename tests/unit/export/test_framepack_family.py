@@ -207,6 +207,8 @@ def test_parts_are_refused_when_they_do_not_fit_together(copy: Path) -> None:
     [
         ("vae", {"spatial_compression_ratio": 16}, "spatial_compression_ratio must be 8, got 16"),
         ("text_encoder", {"num_hidden_layers": 2}, "num_hidden_layers must be above 2"),
+        ("transformer", {"rope_axes_dim": [4, 12]}, "rope_axes_dim must be three even numbers"),
+        ("transformer", {"attention_head_dim": 32}, r"attention_head_dim \(32\), got \[4, 6, 6\]"),
     ],
 )
 def test_part_is_refused_when_its_configuration_is_another(

@@ -268,6 +268,11 @@ def _transformer_config(checkpoint: Checkpoint) -> dict[str, Any]:
         for key in ("has_image_proj", "has_clean_x_embedder")
         if not config.get(key)
     ]
+    head, parts = config.get("attention_head_dim", 128), config.get("rope_axes_dim", (16, 56, 56))
+    if len(parts) != 3 or any(part % 2 for part in parts) or sum(parts) != head:
+        problems.append(
+            f"rope_axes_dim must be three even numbers whose sum is attention_head_dim ({head}), got {parts}"
+        )
     raise_all(f"{checkpoint.where(file)}: {file}", problems)
     return config
 
