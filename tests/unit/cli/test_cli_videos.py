@@ -7,7 +7,6 @@ import json
 import signal
 import stat
 import threading
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,83 +14,31 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
+from scripted_videos import (
+    FRAMES,
+    VIDEO,
+    WAN,
+    Events,
+    Server,
+    generate,
+    served,
+    sheet,
+    state_of,
+    stopped,
+)
 
-import slipway_client
 from slipway_cli import root
 from slipway_cli.server_options import server_of
 from slipway_cli.videos.sheet import join_sheets
-from slipway_client import Checkpoint, ContactSheet, Frames, FramesPart, Moved, Stopped, Video
-from slipway_client.states import join_state
-from slipway_serving.diffusion.videos.states import request_values
-from slipway_serving.families.framepack_i2v.request import ImageToVideoRequest
-from slipway_serving.families.wan_t2v.request import TextToVideoRequest
-from slipway_serving.protocol import images
+from slipway_client import Checkpoint, Frames, Moved
 from slipway_serving.protocol.diffusion.stopping import Continued, DenoisingRequest
 from slipway_serving.protocol.errors import InvalidRequest, Malformed, NotReady
 from slipway_serving.protocol.events import Progress
-from slipway_serving.protocol.snapshots.denoising_states import DenoisingState, Origin
-
-Events = Iterator[Any]
-Script = Callable[[DenoisingRequest, threading.Event], Events]
-WAN = TextToVideoRequest("a lake", frames=17, height=64, width=64, steps=8, seed=3, stop_after_step=3)
-FRAMES = np.zeros((17, 64, 64, 3), np.uint8)
-VIDEO = Video(b"mp4", 1.0)
-
-
-def state_of(request: DenoisingRequest, step: int = 3) -> bytes:
-    kept = {"latents": np.zeros((1, 16, 5, 8, 8), np.float32)}
-    values = request_values(request)
-    return DenoisingState(request.model, Origin("c", "f", {}), values, "step", step, 8, kept).to_bytes()
-
-
-def sheet(width: int = 90, height: int = 60) -> ContactSheet:
-    file = io.BytesIO()
-    Image.new("RGB", (width, height), "blue").save(file, "PNG")
-    return ContactSheet(file.getvalue(), 3)
-
-
-def stopped(reason: str = "step", step: int = 3) -> Stopped:
-    return Stopped(reason, step, 8, state_of(WAN, step))
-
-
-class Server:
-    """Stands in for the client: answers each request with a script, and keeps the requests."""
-
-    def __init__(self) -> None:
-        self.requests: list[Any] = []
-        self.parameters: dict[str, str] = {}
-        self.script: Script = lambda request, stop: iter([VIDEO])
-
-    def __call__(self, url: str, protocol: str, *, tls: Path | None = None) -> Server:
-        self.url = url
-        return self
-
-    def __enter__(self) -> Server:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def model_parameters(self, _: str) -> dict[str, str]:
-        return self.parameters
-
-    def generate(self, request: DenoisingRequest, *, stop: threading.Event | None = None) -> Events:
-        self.requests.append(request)
-        assert stop is not None
-        yield from self.script(request, stop)
 
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Server:
-    found = Server()
-    monkeypatch.setattr(slipway_client, "Client", found)
-    monkeypatch.chdir(tmp_path)
-    return found
-
-
-def generate(*flags: str) -> int:
-    size = ["--frames", "17", "--size", "64x64", "--steps", "8", "--seed", "3"]
-    return root.run(["generate", "wan_t2v", "a lake", *size, "--url", "grpc://server:8001", *flags])
+    return served(monkeypatch, tmp_path)
 
 
 def test_schedule_is_the_models_when_it_has_one_for_few_steps(server: Server) -> None:
@@ -101,10 +48,6 @@ def test_schedule_is_the_models_when_it_has_one_for_few_steps(server: Server) ->
     assert root.run([*command, "--overwrite", "--steps", "8"]) == 0
     found = [(each.steps, each.guidance_scale, each.frames) for each in server.requests]
     assert found == [(4, 1.0, 81), (8, 1.0, 81)]
-
-
-def continue_video(*flags: str) -> int:
-    return root.run(["continue", *flags, "--url", "grpc://server:8001"])
 
 
 @pytest.mark.parametrize(
@@ -367,95 +310,6 @@ def test_number_is_drawn_on_each_cell_when_sheets_are_joined() -> None:
 def test_sheet_is_refused_when_it_is_no_picture(content: bytes) -> None:
     with pytest.raises(Malformed, match="wan_t2v: a draft must be"):
         join_sheets([sheet().sheet, content], "wan_t2v")
-
-
-def test_continued_request_has_the_fields_of_the_state_and_the_changes_when_sent(server: Server) -> None:
-    Path("state.slipway").write_bytes(state_of(WAN))
-    assert continue_video("--prompt", "a red lake", "--fps", "8", "--output", "o.mp4", "--quiet") == 0
-    (request,) = server.requests
-    assert isinstance(request, TextToVideoRequest)
-    assert (request.prompt, request.fps, request.seed, request.frames) == ("a red lake", 8, 3, 17)
-    assert (request.stop_after_step, request.output) == (None, "video")
-    assert request.continue_from == Path("state.slipway").read_bytes()
-    assert Path("o.mp4").read_bytes() == b"mp4"
-
-
-def test_draft_is_continued_by_its_number_when_picked(server: Server) -> None:
-    Path("s-3.slipway").write_bytes(state_of(replace(WAN, seed=5)))
-    assert continue_video("s.slipway", "--pick", "3", "--quiet") == 0
-    assert server.requests[0].seed == 5
-
-
-def test_continued_video_stops_again_when_asked(server: Server) -> None:
-    Path("s.slipway").write_bytes(state_of(WAN))
-    server.script = lambda request, stop: iter([stopped("step", 6)])
-    assert continue_video("s.slipway", "--stop-after", "6", "--state", "s.slipway") == 2
-    flags = ["--stop-after", "6", "--state", "s.slipway", "--overwrite", "--priority", "low", "--quiet"]
-    assert continue_video("s.slipway", *flags) == 0
-    (request,) = server.requests
-    assert (request.stop_after_step, request.priority) == (6, "low")
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["none.slipway"], "none.slipway"),
-        (["damaged.slipway"], "damaged.slipway"),
-        (
-            ["other.slipway"],
-            "continue: STATE must be of a model of an installed family (wan_t2v, framepack_i2v)",
-        ),
-        (
-            ["framepack.slipway", "--negative-prompt", "x"],
-            "negative_prompt must be left out for a video of framepack",
-        ),
-        (
-            ["framepack.slipway", "--fps", "8"],
-            "fps must be left out for a video of framepack_i2v, got 8; try a change",
-        ),
-        (["wan.slipway", "--guidance-scale", "-1"], "guidance_scale must be 0 to 1000, got -1"),
-        (["wan.slipway", "--stop-after", "5"], "continue: --state must be given with --stop-after"),
-        (["wan.slipway", "--output", "o.avi"], "continue: --output must end in .mp4 or .npy, got o.avi"),
-    ],
-)
-def test_continue_refuses_before_anything_is_sent_when_state_or_option_is_invalid(
-    flags: list[str], message: str, server: Server, capsys: pytest.CaptureFixture[str]
-) -> None:
-    picture = np.zeros((32, 48, 3), np.uint8)
-    framepack = ImageToVideoRequest(image=picture, prompt="a boat", height=32, width=48, seconds=1.2)
-    Path("framepack.slipway").write_bytes(state_of(framepack))
-    Path("wan.slipway").write_bytes(state_of(WAN))
-    Path("damaged.slipway").write_bytes(state_of(WAN)[:-5])
-    other = DenoisingState("other_model", Origin("c", "f", {}), {}, "step", 3, 8, {})
-    Path("other.slipway").write_bytes(other.to_bytes())
-    assert continue_video(*flags) == 2
-    out, err = capsys.readouterr()
-    assert out == "" and message in err and err.count("\n") == 1
-    assert server.requests == []
-
-
-def test_state_is_continued_in_the_form_of_its_delivered_parts_when_the_video_stops_again(
-    server: Server,
-) -> None:
-    part = FramesPart(FRAMES, 0, 1.0)
-    state = join_state(state_of(WAN), [part], "wan_t2v")
-    Path("s.slipway").write_bytes(state)
-    server.script = lambda request, stop: iter([stopped(step=6)])
-    assert continue_video("s.slipway", "--stop-after", "6", "--state", "t.slipway", "--quiet") == 0
-    (request,) = server.requests
-    assert (request.output, request.continue_from) == ("frames", state)
-
-
-def test_framepack_state_is_continued_with_its_picture_when_its_prompt_changes(server: Server) -> None:
-    picture = np.zeros((32, 48, 3), np.uint8)
-    # A server receives the bytes of a file.
-    file = images.to_bytes(picture)
-    request = ImageToVideoRequest(image=file, prompt="a boat", height=32, width=48, seconds=1.2)
-    Path("s.slipway").write_bytes(state_of(request))
-    assert continue_video("s.slipway", "--prompt", "a ship", "--quiet") == 0
-    (sent,) = server.requests
-    assert isinstance(sent, ImageToVideoRequest) and sent.prompt == "a ship"
-    assert sent.size_px == (32, 48)
 
 
 @pytest.mark.parametrize(
