@@ -69,11 +69,13 @@ def _check_file(answer: Any, problems: list[str]) -> None:
 
 
 def paste_picture(page: Any) -> None:
-    """Put a picture on the clipboard, and paste it; the page needs the permissions :data:`CLIPBOARD`."""
+    """Paste an opaque RGBA picture from the clipboard; the page needs the permissions :data:`CLIPBOARD`."""
     page.evaluate(
         """async () => {
           const canvas = new OffscreenCanvas(90, 70);
           const context = canvas.getContext("2d");
+          context.fillStyle = "white";
+          context.fillRect(0, 0, 90, 70);
           context.fillStyle = "teal";
           context.fillRect(20, 10, 40, 40);
           const blob = await canvas.convertToBlob({type: "image/png"});

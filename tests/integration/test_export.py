@@ -189,7 +189,7 @@ def _lose_shard(checkpoint: Path) -> str:
 
 def _other_pipeline(checkpoint: Path) -> str:
     (checkpoint / "model_index.json").write_text('{"_class_name": "FluxPipeline"}')
-    return "_class_name must be WanPipeline or WanImageToVideoPipeline, got 'FluxPipeline'"
+    return "_class_name must be WanPipeline, WanImageToVideoPipeline or WanDMDPipeline, got 'FluxPipeline'"
 
 
 def _no_boundary(checkpoint: Path) -> str:

@@ -90,7 +90,9 @@ export function fileDrop({
     }
     const video = element("video", { class: "drop-video", autoplay: true, muted: true, playsInline: true });
     video.srcObject = stream;
-    const shoot = button("camera", words.takePicture, async () => take(await picture(video), true));
+    const shoot = button("camera", words.takePicture, async () =>
+      take(await opaque(video, video.videoWidth, video.videoHeight, "camera.png"), true),
+    );
     replace(
       place,
       video,
@@ -108,11 +110,11 @@ export function fileDrop({
   }
 
   /** @param {ClipboardEvent} event */
-  function pasted(event) {
+  async function pasted(event) {
     const file = [...(event.clipboardData?.files ?? [])].find((each) => fits(each, accept));
     if (!file || !whole.isConnected) return;
     event.preventDefault();
-    take(file, true);
+    take(await withoutAlpha(file), true);
   }
 
   input.addEventListener(
@@ -158,15 +160,39 @@ export function fits(file, accept) {
   });
 }
 
-/** @param {HTMLVideoElement} video @returns {Promise<File | null>} */
-async function picture(video) {
-  const canvas = element("canvas", { width: video.videoWidth, height: video.videoHeight });
-  canvas.getContext("2d")?.drawImage(video, 0, 0);
+/**
+ * Return a picture of the camera, or a pasted one, as a PNG file without an alpha channel, which no model takes.
+ *
+ * @param {HTMLVideoElement | ImageBitmap} source @param {number} width @param {number} height @param {string} name
+ * @returns {Promise<File | null>}
+ */
+async function opaque(source, width, height, name) {
+  const canvas = element("canvas", { width, height });
+  canvas.getContext("2d", { alpha: false })?.drawImage(source, 0, 0);
   /** @type {Blob | null} */
   const blob = await new Promise((resolve) => {
     canvas.toBlob(resolve, "image/png");
   });
-  return blob ? new File([blob], "camera.png", { type: "image/png" }) : null;
+  return blob ? new File([blob], name, { type: "image/png" }) : null;
+}
+
+/**
+ * Return a picture without its alpha channel if nothing of it is transparent, as of screenshots.
+ *
+ * @param {File} file
+ * @returns {Promise<File>}
+ */
+async function withoutAlpha(file) {
+  if (file.type !== "image/png") return file;
+  const bitmap = await createImageBitmap(file).catch(() => null);
+  const context =
+    bitmap && element("canvas", { width: bitmap.width, height: bitmap.height }).getContext("2d");
+  if (!bitmap || !context) return file;
+  const { width, height } = bitmap;
+  context.drawImage(bitmap, 0, 0);
+  const { data } = context.getImageData(0, 0, width, height);
+  for (let at = 3; at < data.length; at += 4) if (data[at] < 255) return file;
+  return (await opaque(bitmap, width, height, file.name)) ?? file;
 }
 
 /**
