@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import io
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 
 import numpy as np
@@ -81,7 +81,9 @@ class ProgressReporter:
             await self._task
 
     def add(self, progress: RunProgress) -> None:
-        """Replace the progress that is written next."""
+        """Replace the progress that is written next; a picture that was not written yet stays."""
+        if progress.preview is None and self._newest is not None:
+            progress = replace(progress, preview=self._newest.preview)
         self._newest = progress
         self._changed.set()
 

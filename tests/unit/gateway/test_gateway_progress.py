@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any, cast
 
+import numpy as np
 import pytest
 
 from slipway_gateway.jobs.store import JobStore
@@ -17,10 +18,12 @@ class Written:
 
     def __init__(self) -> None:
         self.reports: list[tuple[int, str]] = []
+        self.pictures: list[int] = []
         self.changed = asyncio.Event()
 
     async def report(self, job_id: str, worker: str, **values: Any) -> None:
         self.reports.append((values["step"], values["phase"]))
+        self.pictures += [] if values["preview"] is None else [values["step"]]
         self.changed.set()
 
     async def until(self, number: int) -> None:
@@ -60,6 +63,16 @@ async def test_last_step_is_written_when_the_run_ends(long_interval: None) -> No
             reports.add(RunProgress(step, 9, "denoising"))
             await asyncio.sleep(0.01)
     assert store.reports == [(1, "denoising"), (3, "denoising")]
+
+
+async def test_picture_is_written_with_a_later_step_when_its_own_was_left_out(long_interval: None) -> None:
+    store = Written()
+    async with reporter(store) as reports:
+        for step in range(1, 5):
+            picture = np.zeros((16, 16, 3), np.uint8) if step == 2 else None
+            reports.add(RunProgress(step, 9, "denoising", picture))
+            await asyncio.sleep(0.01)
+    assert (store.reports, store.pictures) == ([(1, "denoising"), (4, "denoising")], [4])
 
 
 async def test_newest_step_is_written_when_the_interval_has_passed(monkeypatch: pytest.MonkeyPatch) -> None:
