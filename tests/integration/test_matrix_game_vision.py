@@ -70,5 +70,5 @@ def test_decoder_is_wans_own_when_its_weights_are_of_a_pth_file(checkpoint: Path
 def test_components_are_refused_when_the_file_is_of_something_else(checkpoint: Path, tmp_path: Path) -> None:
     (tmp_path / VAE_FILE).write_bytes((checkpoint / CLIP_FILE).read_bytes())
     by_name = {axis.name: axis for axis in AXES}
-    with pytest.raises(InvalidRequest, match=f"^checkpoint here: {VAE_FILE}: encoder.conv1.weight must be"):
+    with pytest.raises(InvalidRequest, match=f"^checkpoint here: {VAE_FILE}: conv2.weight must be"):
         vae_encoder(Checkpoint(tmp_path, "here"), by_name)

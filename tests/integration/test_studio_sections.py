@@ -20,7 +20,7 @@ KEEP_SHEETS = """() => {
   new MutationObserver(() => {
     const image = document.querySelector(".stage-preview");
     if (image) sheets.set(image.src, null);
-  }).observe(document.querySelector(".stage"), {subtree: true, childList: true, attributes: true});
+  }).observe(document.body, {subtree: true, childList: true, attributes: true});
 }"""
 FILLED_CELLS = """async sections => {
   const found = [];
@@ -65,7 +65,7 @@ def test_sections_appear_as_they_are_made_in_either_order(browser: Any, gateway:
         page.get_by_label("Prompt", exact=True).fill(f"a ball, {order}")
         paste_picture(page)
         expect(page.locator("img.drop-preview")).to_have_js_property("naturalWidth", 90)
-        values = {"Width": "32", "Height": "32", "Length": "3.6", "Steps": "8", "Seed": "1"}
+        values = {"Width": "32", "Height": "32", "Length": "3.6", "Steps": "60", "Seed": "1"}
         for label, value in values.items():
             field = page.get_by_label(label, exact=True)
             is_list = field.evaluate("field => field.tagName") == "SELECT"
