@@ -290,7 +290,10 @@ def _asked(where: str, family: Sequence[str] | None, model: Sequence[str] | None
 
     if not family:
         raise InvalidRequest(f"{where}: family must be given, got none; try --family wan_t2v")
-    uses = [use for name in dict.fromkeys(family) for use in uses_of(name)]
+    try:
+        uses = [use for name in dict.fromkeys(family) for use in uses_of(name)]
+    except InvalidRequest as error:
+        raise InvalidRequest(f"{where}: {error}") from None
     if unknown := sorted(set(model or ()) - {use.model for use in uses}):
         raise InvalidRequest(
             f"{where}: model must be one of {', '.join(use.model for use in uses)}, got {', '.join(unknown)}"

@@ -229,8 +229,8 @@ def test_errors_name_the_place_of_each_part(scattered: tuple[Path, Path, Path], 
         InvalidRequest, match="part text_encoder must be a folder or a hub id, got '/nowhere'"
     ):
         opened(rest, text_encoder=Path("/nowhere"))
-    allowed = "tokenizer, text_encoder, transformer, transformer_2, vae, scheduler"
-    with pytest.raises(InvalidRequest, match=f"part of family wan_t2v must be one of {allowed}, got text"):
+    allowed = "tokenizer, text_encoder, transformer, transformer_2, image_encoder, image_processor, vae"
+    with pytest.raises(InvalidRequest, match=f"must be one of {allowed}, scheduler, got text"):
         opened(rest, text=encoder)
     weights = encoder / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])

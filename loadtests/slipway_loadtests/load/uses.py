@@ -43,7 +43,7 @@ def uses_of(name: str) -> tuple[Use, ...]:
     if found := _uses_of(family):
         return found
     raise InvalidRequest(
-        f"load: family must have requests that clients send, got {name}, whose description names none; try a"
+        f"family must have requests that clients send, got {name}, whose description names none; try a"
         f" family of {', '.join(each.name for each in families() if _uses_of(each))}"
     )
 
