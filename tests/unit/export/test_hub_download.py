@@ -175,7 +175,7 @@ def test_wrong_id_is_refused_without_any_weights(hub: FakeHub, wan: Path, tmp_pa
     index = json.loads((other / "model_index.json").read_text())
     (other / "model_index.json").write_text(json.dumps({**index, "_class_name": "CogVideoXPipeline"}))
     hub.repositories["zai-org/CogVideoX-5b"] = other
-    with pytest.raises(InvalidRequest, match="must be WanPipeline or WanImage.*, got 'CogVideoXPipeline'"):
+    with pytest.raises(InvalidRequest, match="must be WanPipeline, WanImage.*, got 'CogVideoXPipeline'"):
         asked(WAN, "zai-org/CogVideoX-5b")
     assert "zai-org/CogVideoX-5b/model_index.json" in hub.files
     assert not hub.weights()
