@@ -27,6 +27,7 @@ def bench(output: Path, *more: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.long
 def test_checkpoint_is_exported_served_and_compared_with_diffusers(one_expert: Path, tmp_path: Path) -> None:
     found = bench(tmp_path, "--checkpoint", str(one_expert), "--quiet")
     assert list(found["subjects"])[:3] == [DIFFUSERS, IN_PROCESS, TRITON]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from slipway_cli import root
 
 SHORT = (
@@ -13,6 +15,7 @@ SHORT = (
 )
 
 
+@pytest.mark.long
 def test_drafts_checkpoints_and_stops_are_measured_on_a_repository_of_the_user(
     repository: Path, tmp_path: Path
 ) -> None:

@@ -74,6 +74,7 @@ def test_ready_word_is_heard_and_little_else(tmp_path: Path) -> None:
     assert heard["false_accepts_an_hour"] * heard["hours"] <= 1
 
 
+@pytest.mark.long
 def test_corrected_trajectories_are_at_most_half_as_wrong(tmp_path: Path) -> None:
     found = measured("--family airimu --precision fp32 --samples 3", tmp_path)
     corrected = found["subjects"]["fp32"]
@@ -81,6 +82,7 @@ def test_corrected_trajectories_are_at_most_half_as_wrong(tmp_path: Path) -> Non
     assert corrected["recordings_halved"] == 1
 
 
+@pytest.mark.long
 def test_graph_for_tensorrt_takes_the_place_of_the_served_one(checkpoint: Path, tmp_path: Path) -> None:
     family = family_named("wan_t2v")
     axes = VideoOptions(request=replace(REQUEST, frames=5, height=32, width=32)).axes

@@ -205,7 +205,13 @@ def test_draft_of_a_section_is_sent_when_a_section_is_stopped(server: Server) ->
 
 
 @pytest.mark.parametrize(
-    "kind", ["euler", "cached", "torch", pytest.param("torch-int8", marks=pytest.mark.long), "int8"]
+    "kind",
+    [
+        "euler",
+        "cached",
+        "torch",
+        *(pytest.param(kind, marks=pytest.mark.long) for kind in ("torch-int8", "int8")),
+    ],
 )
 def test_wan_is_equal_with_every_scheduler_cache_engine_and_precision(
     kind: str, checkpoint: Path, repository: Path, shared: Path, tmp_path: Path
