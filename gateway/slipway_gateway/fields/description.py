@@ -59,7 +59,7 @@ def model_description(kind: VideoKind, served: ServedModel) -> dict[str, Any]:
     fields = [
         _described(kind, field, served)
         for field in kind.fields.values()
-        if field is not kind.picture or served.ranges.get(field.name) != (0, 0)
+        if field is not kind.picture or _may_be_given(field, served)
     ]
     return {
         "summary": kind.summary,
@@ -69,6 +69,11 @@ def model_description(kind: VideoKind, served: ServedModel) -> dict[str, Any]:
         "takes_size": kind.has_sides,
         "fields": fields,
     }
+
+
+def _may_be_given(picture: Field, served: ServedModel) -> bool:
+    """Return whether a model takes a picture; a checkpoint that can do without one says if it does."""
+    return served.ranges.get(picture.name, (0, 0) if picture.optional else (1, 1)) != (0, 0)
 
 
 def _described(kind: VideoKind, field: Field, served: ServedModel) -> dict[str, Any]:

@@ -132,6 +132,12 @@ def test_form_asks_for_a_picture_when_the_checkpoint_takes_one(pictures: str, re
     assert fields.get("input_reference", {}).get("required") is required
 
 
+def test_picture_is_not_described_when_the_export_does_not_say_that_it_is_taken() -> None:
+    parameters = {name: value for name, value in WAN.parameters.items() if name != "range_image"}
+    described = model_description(KINDS["wan_t2v"], ServedModel("wan_t2v", parameters))
+    assert "input_reference" not in {field["name"] for field in described["fields"]}
+
+
 def test_picture_must_be_given_when_the_checkpoint_needs_one() -> None:
     served = ServedModel("wan_t2v", {**WAN.parameters, "range_image": "1:1"})
     with pytest.raises(InvalidRequest, match="input_reference must be given for this model's checkpoint"):

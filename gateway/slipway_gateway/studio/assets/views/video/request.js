@@ -160,7 +160,8 @@ function chosenAtFirst(models) {
   const last = setting(LAST_MODEL, "");
   // A sentence is all that such a model needs, so a newcomer can begin at once.
   const simple = models.find(
-    (model) => model.ready && !model.video?.fields.some((field) => field.type === "picture"),
+    (model) =>
+      model.ready && !model.video?.fields.some((field) => field.type === "picture" && field.required),
   );
   return models.find((model) => model.id === last) ?? simple ?? models[0];
 }
