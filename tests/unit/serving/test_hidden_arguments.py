@@ -50,7 +50,8 @@ def test_program_is_started_and_the_caller_told_where_nothing_may_be_traced(
     process, hidden = start(tmp_path / "log")
     assert process.wait(timeout=60) == 1
     assert not hidden
-    assert (tmp_path / "log").read_text().startswith("\n".join(["--shown=1", *SECRETS]) + "\n")
+    # On a busy machine, the first attempt has written its line before it is ended.
+    assert "\n".join(["--shown=1", *SECRETS]) + "\n" in (tmp_path / "log").read_text()
 
 
 def test_program_that_is_not_there_is_named_without_its_secrets(tmp_path: Path) -> None:
