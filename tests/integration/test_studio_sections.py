@@ -77,6 +77,8 @@ def test_sections_appear_as_they_are_made_in_either_order(browser: Any, gateway:
         page.evaluate(KEEP_SHEETS)
         page.get_by_role("button", name="Make the video").click()
         stage = page.get_by_role("region", name="Chosen video")
+        # Before, the stage shows the video of the other order.
+        expect(stage).to_contain_text(f"a ball, {order}")
         expect(stage.locator("video")).to_have_js_property("readyState", 4)
         sheets = page.evaluate(FILLED_CELLS, 3)
     begun = [cells for cells in sheets if any(cells) and not all(cells)]
