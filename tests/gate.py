@@ -61,10 +61,14 @@ class Gate:
         """Calls that came so far, the one that waits included."""
         return int((self.folder / "calls").read_text())
 
+    @property
+    def is_waited_at(self) -> bool:
+        """True while a call waits."""
+        return self.calls > self._allowed
+
     def let(self, calls: int) -> None:
         """Let so many calls pass, counted from now; one that waits is the first of them."""
-        waiting = self.calls > self._allowed
-        self._allow(self.calls - waiting + calls)
+        self._allow(self.calls - self.is_waited_at + calls)
 
     def open(self) -> None:
         """Let all pass."""

@@ -77,8 +77,13 @@ def first(wide: Path, tmp_path: Path) -> Iterator[tuple[Server, Gate]]:
         yield running, gate
 
 
-def stop_within_step(server: Server, gate: Gate) -> threading.Thread:
-    """Begin to stop a server whose videos all wait at the gate within a step; return the thread that does."""
+def stop_within_step(server: Server, gate: Gate, videos: int = 1) -> threading.Thread:
+    """Begin to stop a server once so many videos wait at the gate within a step; return the thread that does.
+
+    A video tells of a step before it looks whether it is to stop, so its progress alone does not say that it
+    has begun the next step.
+    """
+    wait_until_within_step(server, gate, videos)
     stopping = threading.Thread(target=server.stop)
     folder = runtime_folder_at(server.config.metrics_port)
     assert folder is not None
@@ -86,6 +91,11 @@ def stop_within_step(server: Server, gate: Gate) -> threading.Thread:
     wait_until((folder / ShutdownStage.PIPELINES_STOP.value).exists, "the server tells its videos to stop")
     gate.open()
     return stopping
+
+
+def wait_until_within_step(server: Server, gate: Gate, videos: int = 1) -> None:
+    """Wait until a video's call is at the gate, and those of the others are behind it."""
+    wait_until(lambda: gate.is_waited_at and pending(server) == videos - 1, "all videos are within a step")
 
 
 def pending(server: Server) -> int:
@@ -121,10 +131,10 @@ def test_four_videos_finish_on_the_second_server_when_the_first_is_stopped(
     with ThreadPoolExecutor(VIDEOS) as pool:
         running = [pool.submit(run, number) for number in range(VIDEOS)]
         # One call waits at the gate and the others behind it, so each of the next calls is of another video.
-        wait_until(lambda: pending(server) == VIDEOS - 1, "all videos are in their first step")
+        wait_until_within_step(server, gate, VIDEOS)
         gate.let(VIDEOS)
-        wait_until(lambda: done == [1] * VIDEOS, "all videos are in their second step")
-        stopping = stop_within_step(server, gate)
+        wait_until(lambda: done == [1] * VIDEOS, "all videos have made their first step")
+        stopping = stop_within_step(server, gate, VIDEOS)
         answers = [each.result() for each in running]
     stopping.join()
     for request, events in zip(requests, answers, strict=True):
@@ -191,6 +201,7 @@ def test_caller_stops_a_video_and_continues_it_later(first: tuple[Server, Gate])
         for event in client.generate(REQUEST, stop=stop):
             events.append(event)
             if isinstance(event, Progress) and event.step == 1:
+                wait_until_within_step(server, gate)
                 stop.set()
                 wait_until(lambda: any(folder.glob("*.stopped")), "the server knows of the stop")
                 gate.let(1)
