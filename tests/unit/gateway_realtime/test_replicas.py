@@ -146,6 +146,13 @@ async def test_session_that_the_server_refused_is_not_given_again_at_once() -> N
     assert one.free_sessions("world") == 1
 
 
+def test_samples_that_nobody_reads_are_left_out_and_other_text_is_refused() -> None:
+    counter = "# TYPE nv_inference_count counter\n"
+    assert parse_metrics(counter + "nv_inference_count{not even labels\n") == MetricsPage()
+    with pytest.raises(ValueError):
+        parse_metrics(counter + "<html>no metrics here</html>\n")
+
+
 def test_metrics_are_summed_over_their_series() -> None:
     page = parse_metrics(
         "# TYPE slipway_requests_running gauge\n"
