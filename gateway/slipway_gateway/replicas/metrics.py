@@ -74,7 +74,7 @@ def parse_metrics(text: str) -> MetricsPage:
     """Parse the text of a metrics page.
 
     Samples of a server that nobody reads here are left out first. With them, the parser took 3.5 ms of CPU
-    time for the page of three models, and takes 0.6 ms without them.
+    time for a page of 413 lines, and takes 0.6 ms without them.
 
     Raises:
         ValueError: The text is not a page of metrics.
