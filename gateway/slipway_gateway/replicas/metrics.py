@@ -16,7 +16,7 @@ from slipway_serving.runtime.metrics import REQUESTS_RUNNING, SESSIONS_LIMIT, SE
 _LARGEST_BYTES = 8 << 20
 _SUMMED = (REQUESTS_RUNNING.name, SESSIONS_OPEN.name, SHUTTING_DOWN.name, SESSIONS_LIMIT.name)
 _TAKEN = tuple(f"{name}{end}" for name in (*_SUMMED, *HARDWARE_NAMES) for end in "{ ")
-# Samples of Triton and of its models. Most are counters of single models, and none of them is used here.
+# Beginnings of the names of Triton's metrics and of our models'. Only those in `_TAKEN` are read here.
 _OF_SERVERS = ("nv_", "slipway_")
 
 
