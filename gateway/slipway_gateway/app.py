@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi import APIRouter, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 
 from slipway_gateway.errors import answer_to, envelope
-from slipway_gateway.guard import Guard, GuardSettings
+from slipway_gateway.guard import App, Guard, GuardSettings, Message, Receive, Scope, Send
 from slipway_gateway.metrics import GatewayMetrics
 from slipway_serving.protocol.errors import SlipwayError
 from slipway_serving.protocol.texts import short
@@ -40,7 +40,7 @@ def create_app(
     app.add_exception_handler(RequestValidationError, _answer_invalid)
     app.add_exception_handler(HTTPException, _answer_http)
     app.add_exception_handler(Exception, _answer_unknown)
-    app.middleware("http")(_counting(metrics))
+    app.add_middleware(_Counting, metrics=metrics)
     app.openapi = partial(_described, app)  # type: ignore[method-assign]  # FastAPI's own way to change it
     app.add_middleware(Guard, settings=guard)
     return app
@@ -61,19 +61,34 @@ def _described(app: FastAPI) -> dict[str, Any]:
     return app.openapi_schema
 
 
-def _counting(
-    metrics: GatewayMetrics,
-) -> Callable[[Request, Callable[[Request], Awaitable[Response]]], Awaitable[Response]]:
-    """Return the middleware that counts the answers of each route."""
+class _Counting:
+    """ASGI middleware that counts the answers of each route.
 
-    async def count(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
-        response = await call_next(request)
-        route = request.scope.get("route")
-        # Paths without a route come from strangers and would make any number of series.
-        metrics.request(route.path if isinstance(route, APIRoute) else "none", response.status_code)
-        return response
+    Starlette's middleware of functions would start a task and a queue for every request and every stream.
 
-    return count
+    Args:
+        app: Application whose answers are counted.
+        metrics: Metrics of the process.
+    """
+
+    def __init__(self, app: App, metrics: GatewayMetrics) -> None:
+        self._app, self._metrics = app, metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, and count its answer when it begins."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def counted(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                route = scope.get("route")
+                # Paths without a route come from strangers and would make any number of series.
+                path = route.path if isinstance(route, APIRoute) else "none"
+                self._metrics.request(path, message["status"])
+            await send(message)
+
+        await self._app(scope, receive, counted)
 
 
 async def _answer_error(_: Request, error: Exception) -> JSONResponse:

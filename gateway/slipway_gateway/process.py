@@ -21,6 +21,7 @@ from importlib.metadata import version
 from typing import Any
 
 import uvicorn
+import uvloop
 from fastapi import APIRouter, FastAPI
 
 from slipway_gateway.access.keys import KeyStore
@@ -120,7 +121,9 @@ class GatewayProcess:
         store, metrics, kinds = JobStore(database, keep_s=settings.keep_s), GatewayMetrics(), video_kinds()
         signals = await stack.enter_async_context(ChangeSignals(database))
         feed = await stack.enter_async_context(JobFeed(store, signals))
-        webhooks = Webhooks(database, allow_private=settings.allow_private_addresses, count=metrics.webhook)
+        webhooks = Webhooks(
+            database, feed.ended, allow_private=settings.allow_private_addresses, count=metrics.webhook
+        )
         await replicas.start()
         return Services(
             settings=settings,
@@ -170,7 +173,6 @@ class GatewayProcess:
                 services.contents,
                 services.replicas,
                 services.kinds,
-                services.webhooks,
                 services.metrics,
             )
             work = [self._worker.run(), services.webhooks.run(), *work]
@@ -252,7 +254,7 @@ def serve(settings: GatewaySettings, announce: Callable[[str], None]) -> None:
         InvalidRequest: The address cannot be used, or a setting is wrong.
         NotReady: The database or the contents cannot be reached.
     """
-    asyncio.run(_serve(settings, announce))
+    uvloop.run(_serve(settings, announce))
 
 
 async def _serve(settings: GatewaySettings, announce: Callable[[str], None]) -> None:

@@ -1,8 +1,8 @@
 """News of jobs for any number of watchers, from one reader of the log of changes.
 
 One task waits for a signal, reads the changes once, and hands each changed job to its watchers. A slow
-watcher gets the newest version and not every one in between. Workers wait here for new jobs, and positions in
-the queue are computed anew only after the queue has changed.
+watcher gets the newest version and not every one in between. Workers wait here for new jobs, and webhooks for
+ended ones. Positions in the queue are computed anew only after the queue has changed.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from slipway_gateway.jobs.job import Changes, Job, Status, Wish
+from slipway_gateway.signal import Signal
 from slipway_serving.protocol.errors import SlipwayError
 
 _LOG = logging.getLogger(__name__)
@@ -67,7 +68,8 @@ class JobFeed:
         gather_s: Time within which signals are read together, in seconds.
 
     Attributes:
-        turn: Number of reads that found a job to start, for :meth:`woken`.
+        queued: Signal that is given when a job can start that could not before.
+        ended: Signal that is given when a job has ended.
     """
 
     def __init__(self, store: ReadsJobs, signals: Signals, *, gather_s: float = _GATHER_S) -> None:
@@ -77,8 +79,7 @@ class JobFeed:
         self._watchers: dict[str, set[_Watcher]] = defaultdict(set)
         self._task: asyncio.Task[None] | None = None
         self._mark: int | None = None
-        self.turn = 0
-        self._turned = asyncio.Event()
+        self.queued, self.ended = Signal(), Signal()
         self._positions: dict[str, int] | None = None
         self._queue_changes = 0
         self._positions_lock = asyncio.Lock()
@@ -122,22 +123,6 @@ class JobFeed:
             if not self._watchers[job_id]:
                 del self._watchers[job_id]
 
-    async def woken(self, turn: int, timeout_s: float) -> bool:
-        """Wait until a job can start that could not at a given turn.
-
-        Args:
-            turn: Value of :attr:`turn` before the worker's last claim.
-            timeout_s: Longest wait, in seconds.
-
-        Returns:
-            True if a job can start, False after the time.
-        """
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
-                while self.turn == turn:
-                    await self._turned.wait()
-        return self.turn != turn
-
     async def position(self, job_id: str) -> int | None:
         """Return the position of a waiting job among those of its model, or None if it does not wait."""
         async with self._positions_lock:
@@ -174,9 +159,9 @@ class JobFeed:
         for job_id in changes.removed:
             self._tell(job_id, None)
         if any(job.status is Status.QUEUED for job in changes.jobs):
-            self.turn += 1
-            self._turned.set()
-            self._turned = asyncio.Event()
+            self.queued.give()
+        if any(job.status.is_final for job in changes.jobs):
+            self.ended.give()
 
     def _tell(self, job_id: str, news: Job | None) -> None:
         waits = news is not None and news.status is Status.QUEUED

@@ -25,6 +25,7 @@ from standardwebhooks import Webhook
 from slipway_gateway.database.engine import Database
 from slipway_gateway.database.tables import Delivery, JobRow, KeyRow
 from slipway_gateway.outbound.fetch import BadStatus, Connecting, post_public
+from slipway_gateway.signal import Signal
 from slipway_serving.protocol.errors import InvalidRequest, SlipwayError
 
 _LOG = logging.getLogger(__name__)
@@ -35,7 +36,8 @@ DELIVERED, FAILED, ABANDONED = "delivered", "failed", "abandoned"
 TIMEOUT_S = 15.0
 """Longest time of one attempt, in seconds."""
 _LEASE_S = 60.0
-_POLL_S = 1.0
+_POLL_S = 5.0
+"""Time between two looks for deliveries to repeat; the end of a job does not wait for it."""
 _PRUNE_EVERY_S = 3_600.0
 _KEEP_S = 7 * 86_400.0
 _MAX_PARALLEL = 16
@@ -59,6 +61,7 @@ class Webhooks:
 
     Args:
         database: Database with the deliveries.
+        ended: Signal that is given when a job has ended.
         allow_private: True to send to private and loopback addresses too.
         count: Function that counts the attempts by outcome: "delivered", "failed" or "abandoned".
         now: Clock, in Unix seconds.
@@ -68,27 +71,23 @@ class Webhooks:
     def __init__(
         self,
         database: Database,
+        ended: Signal,
         *,
         allow_private: bool = False,
         count: Callable[[str], None] = lambda _: None,
         now: Callable[[], float] = time.time,
         connecting: Connecting | None = None,
     ) -> None:
-        self._database, self._count, self._now = database, count, now
+        self._database, self._ended, self._count, self._now = database, ended, count, now
         self._connecting = connecting or Connecting(allow_private=allow_private)
-        self._woken = asyncio.Event()
         self._pruned_at = 0.0
-
-    def wake(self) -> None:
-        """Look for deliveries at once: this process has written one."""
-        self._woken.set()
 
     async def run(self) -> None:
         """Send deliveries when they are due, until the task is cancelled."""
         running: set[asyncio.Task[None]] = set()
         try:
             while True:
-                self._woken.clear()
+                ended = self._ended.count
                 attempts: list[_Attempt] = []
                 try:
                     await self._prune()
@@ -99,7 +98,7 @@ class Webhooks:
                     running.add(task := asyncio.create_task(self._send(attempt)))
                     task.add_done_callback(running.discard)
                 if not attempts:
-                    await self._wait()
+                    await self._ended.after(ended, _POLL_S)
                 elif len(running) >= _MAX_PARALLEL:
                     await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -113,19 +112,19 @@ class Webhooks:
         await asyncio.gather(*(self._send(attempt) for attempt in attempts))
         return len(attempts)
 
-    async def _wait(self) -> None:
-        """Wait until this process adds a delivery, or for a short time, since others may have added one."""
-        try:
-            async with asyncio.timeout(_POLL_S):
-                await self._woken.wait()
-        except TimeoutError:
-            return
-
     async def _claim(self, most: int) -> list[_Attempt]:
         """Return attempts that are due; no other process gets them until their lease ends."""
         if most <= 0:
             return []
         now = self._now()
+
+        async def is_due(session: AsyncSession) -> bool:
+            query = select(Delivery.id).where(Delivery.next_at <= now).limit(1)
+            return await session.scalar(query) is not None
+
+        # Most looks find nothing, and must not lock the database.
+        if not await self._database.read(is_due):
+            return []
 
         async def claim(session: AsyncSession, _: bool) -> list[_Attempt]:
             due = (

@@ -14,7 +14,7 @@ import httpx
 from slipway_client import AsyncClient
 from slipway_gateway.replicas.metrics import read_metrics
 from slipway_gateway.replicas.replica import Replica, ReplicaState
-from slipway_gateway.replicas.signal import Signal
+from slipway_gateway.signal import Signal
 from slipway_serving.protocol.errors import NotReady, SlipwayError
 
 _LOG = logging.getLogger(__name__)

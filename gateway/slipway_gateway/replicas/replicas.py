@@ -25,7 +25,7 @@ from slipway_gateway.replicas.addresses import (
 from slipway_gateway.replicas.poll import Poll
 from slipway_gateway.replicas.replica import DEFAULT_CONCURRENCY, Replica, ReplicaState
 from slipway_gateway.replicas.session_line import OnPosition, SessionLine, SessionPlace
-from slipway_gateway.replicas.signal import Signal
+from slipway_gateway.signal import Signal
 from slipway_serving.protocol import durations
 from slipway_serving.protocol.errors import InvalidRequest, NotReady
 

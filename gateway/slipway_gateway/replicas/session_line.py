@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Protocol
 
 from slipway_gateway.replicas.replica import Replica
-from slipway_gateway.replicas.signal import Signal
+from slipway_gateway.signal import Signal
 from slipway_serving.protocol.errors import NotReady, Overloaded
 
 LONGEST_LINE = 256

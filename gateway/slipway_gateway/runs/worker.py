@@ -12,8 +12,9 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any
 
 from slipway_gateway.contents.store import ContentStore
@@ -23,7 +24,6 @@ from slipway_gateway.jobs.job import Job, LeaseLost, Wish
 from slipway_gateway.jobs.store import JobStore
 from slipway_gateway.jobs.upkeep_store import RUNS_FROM_STATE
 from slipway_gateway.metrics import GatewayMetrics
-from slipway_gateway.outbound.webhooks import Webhooks
 from slipway_gateway.replicas.replica import Replica
 from slipway_gateway.replicas.replicas import Replicas
 from slipway_gateway.runs.run import SERVER_GONE, STATE_REFUSED, Ending, Run, RunResult
@@ -32,7 +32,9 @@ from slipway_serving.protocol.errors import SlipwayError
 
 _log = logging.getLogger(__name__)
 _IDLE_S = 1.0
-"""Longest wait for news about jobs; new jobs and freed places end it."""
+"""Longest wait for free places on servers that other gateways use too; new jobs and freed places end it."""
+_ASK_AGAIN_S = 5.0
+"""Time after which the database is asked again though no job was queued, since other claims may fail."""
 _RETRY_S = 1.0
 """Wait after the database did not answer."""
 _REFUSED_S = 0.5
@@ -41,6 +43,27 @@ REFUSALS = 20
 """Number of servers in a row that may be gone before a job's first step; each further one counts as a run."""
 TRIES = 5
 """Number of times that the end of a run is written, while the database does not answer."""
+
+
+@dataclass(frozen=True)
+class _EmptyQueue:
+    """Answer of the database that no job waits for some models.
+
+    Without it, a worker with free places would ask once a second, while its own jobs use the processor.
+
+    Attributes:
+        queued: Number of changes of the queue that were known before the question.
+        models: Models that the question was about.
+        until_s: Time until which the answer counts, on the clock of `time.monotonic`.
+    """
+
+    queued: int
+    models: frozenset[str]
+    until_s: float
+
+    def holds(self, queued: int, models: Collection[str]) -> bool:
+        """Return whether no job waits for these models, so far as this process knows."""
+        return queued == self.queued and self.models.issuperset(models) and time.monotonic() < self.until_s
 
 
 class Worker:
@@ -54,7 +77,6 @@ class Worker:
         contents: Store of the contents.
         replicas: Servers.
         kinds: Kinds of videos by model.
-        webhooks: Webhooks.
         metrics: Metrics of the process.
     """
 
@@ -67,21 +89,21 @@ class Worker:
         contents: ContentStore,
         replicas: Replicas,
         kinds: Mapping[str, VideoKind],
-        webhooks: Webhooks,
         metrics: GatewayMetrics,
     ) -> None:
         self.name = name
         self._settings, self._store, self._feed = settings, store, feed
         self._contents, self._replicas, self._kinds = contents, replicas, kinds
-        self._webhooks, self._metrics = webhooks, metrics
+        self._metrics = metrics
         self._runs: dict[str, Run] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         # Number of servers in a row that were gone before a job's first step: perhaps because of the job.
         self._refusals: Counter[str] = Counter()
         self._stopping = asyncio.Event()
         self._freed = asyncio.Event()
-        # Numbers of the changes of servers and of jobs that the last claim has seen.
-        self._seen = self._turn = 0
+        # Numbers of the changes of servers and of the queue that the last claim has seen.
+        self._seen = self._queued = 0
+        self._empty: _EmptyQueue | None = None
 
     @property
     def running(self) -> int:
@@ -121,15 +143,16 @@ class Worker:
 
     async def _claim(self) -> bool:
         """Claim one job and begin to work on it; return False if there is none for the free places."""
-        self._seen, self._turn = self._replicas.changed.count, self._feed.turn
+        self._seen, self._queued = self._replicas.changed.count, self._feed.queued.count
         self._freed.clear()
         free = {
             model: count for model, count in self._replicas.free().items() if count and model in self._kinds
         }
-        if not free:
+        if not free or (self._empty is not None and self._empty.holds(self._queued, free)):
             return False
         job = await self._store.claim(self.name, free, self._settings.lease_s)
         if job is None:
+            self._empty = _EmptyQueue(self._queued, frozenset(free), time.monotonic() + _ASK_AGAIN_S)
             return False
         place = self._replicas.take(job.model)
         if place is None:  # The place was taken, or the server left, in the meantime.
@@ -150,7 +173,7 @@ class Worker:
         waits = [
             asyncio.ensure_future(wait)
             for wait in (
-                self._feed.woken(self._turn, _IDLE_S),
+                self._feed.queued.after(self._queued, _IDLE_S),
                 self._freed.wait(),
                 self._replicas.changed.after(self._seen, _IDLE_S),
             )
@@ -301,7 +324,6 @@ class Worker:
         if not job.status.is_final:
             return
         self._metrics.finished(job)
-        self._webhooks.wake()
         if job.wish is Wish.DELETE:
             await self._contents.delete(job.id)
             await self._store.remove(job.id)

@@ -155,15 +155,29 @@ async def test_feed_goes_on_from_its_mark_when_reads_have_failed(database: Datab
 
 async def test_worker_is_woken_when_a_job_can_start(store: JobStore, database: Database) -> None:
     async with feed_of(database) as feed:
-        turn = feed.turn
-        assert not await feed.woken(turn, 0.0)
-        waiting = asyncio.create_task(feed.woken(turn, 30.0))
+        seen = feed.queued.count
+        assert not await feed.queued.after(seen, 0.0)
+        waiting = asyncio.create_task(feed.queued.after(seen, 30.0))
         job = await create(store)
         assert await waiting
         # A job that came between the claim and the wait is not missed.
-        assert await feed.woken(turn, 0.0)
+        assert await feed.queued.after(seen, 0.0)
         await claim(store)
         await store.ask(job.id, "anna", Wish.PAUSE)
+
+
+async def test_end_of_a_job_is_signalled_and_its_progress_is_not(store: JobStore, database: Database) -> None:
+    async with feed_of(database) as feed:
+        job = await create(store)
+        seen = feed.ended.count
+        run = run_of(await claim(store))
+        await store.report(job.id, run, step=1, steps=2, phase="denoise")
+        async for news in feed.watch(job.id):
+            if news.step == 1:
+                break
+        assert not await feed.ended.after(seen, 0.0)
+        await store.complete(job.id, run, inference_time_s=1.0)
+        assert await feed.ended.after(seen, 30.0)
 
 
 async def test_positions_are_read_again_only_when_the_queue_has_changed(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +21,10 @@ from slipway_gateway.jobs.job import Job, Status, Wish
 from slipway_gateway.jobs.store import JobStore
 from slipway_gateway.jobs.upkeep_store import RUNS_FROM_STATE
 from slipway_gateway.metrics import GatewayMetrics
-from slipway_gateway.outbound.webhooks import Webhooks
-from slipway_gateway.replicas.signal import Signal
 from slipway_gateway.runs import worker as module
 from slipway_gateway.runs.worker import Worker
 from slipway_gateway.settings import GatewaySettings
+from slipway_gateway.signal import Signal
 from slipway_serving.protocol.errors import NotReady, Overloaded, SlipwayError
 from slipway_serving.protocol.snapshots.denoising_states import DenoisingState, Origin
 
@@ -39,6 +38,7 @@ class EndingServer:
 
     Attributes:
         changed: Signal of the server's places.
+        looks: Number of times that its free places were asked for.
         runs: Number of requests.
         has_states: True if the first request yields a state.
         holds: Event that a run waits for before the server ends; None to end at once.
@@ -48,10 +48,12 @@ class EndingServer:
     def __init__(self, *, has_states: bool) -> None:
         self.changed, self.runs, self.has_states = Signal(), 0, has_states
         self.client = self
+        self.looks = 0
         self.holds: asyncio.Event | None = None
         self.refusals: list[SlipwayError] = []
 
     def free(self) -> dict[str, int]:
+        self.looks += 1
         return {MODEL: 1}
 
     def take(self, model: str) -> contextlib.AbstractContextManager[EndingServer]:
@@ -81,6 +83,16 @@ class SlowStore(JobStore):
         return await super().get(job_id, owner)
 
 
+class CountingStore(JobStore):
+    """A store that counts how often a worker asks for a job."""
+
+    claims = 0
+
+    async def claim(self, worker: str, models: Mapping[str, int], lease_s: float) -> Job | None:
+        self.claims += 1
+        return await super().claim(worker, models, lease_s)
+
+
 @pytest.fixture
 def contents(tmp_path: Path) -> ContentStore:
     return ContentStore(str(tmp_path / "contents"))
@@ -100,7 +112,6 @@ async def working(
             contents,
             server,  # type: ignore[arg-type]
             video_kinds(),
-            Webhooks(database),
             GatewayMetrics(),
         )
         task = asyncio.create_task(worker.run())
@@ -179,6 +190,21 @@ async def test_wish_is_met_when_the_database_did_not_answer_at_first(
                 await asyncio.sleep(0.01)
         await store.ask(job.id, "anna", Wish.CANCEL)
         assert (await ended(store, job)).status is Status.CANCELLED
+
+
+async def test_database_is_asked_for_a_job_once_when_none_was_queued_since(
+    database: Database, store: JobStore, contents: ContentStore
+) -> None:
+    counting, server = CountingStore(database), EndingServer(has_states=False)
+    async with working(server, database, counting, contents):
+        for look in range(1, 5):
+            async with asyncio.timeout(60):
+                while server.looks < look:
+                    await asyncio.sleep(0.01)
+            server.changed.give()
+        assert counting.claims == 1
+        job = await create(store, model=MODEL, request=VALUES, steps=STEPS)
+        assert (await ended(store, job)).status is Status.FAILED
 
 
 async def test_contents_are_deleted_when_a_run_stores_a_state_after_its_job_was_removed(

@@ -29,6 +29,7 @@ from slipway_gateway.outbound.webhooks import (
     Webhooks,
     signed_headers,
 )
+from slipway_gateway.signal import Signal
 
 PAYLOAD = {"type": "video.completed", "data": {"id": "video_1", "status": "completed", "prompt": "ä\n🦊"}}
 
@@ -112,12 +113,14 @@ async def stored(database: Database) -> Delivery:
     return await database.read(work)
 
 
-def sender(database: Database, clock: Clock, outcomes: Counter[str], **options: Any) -> Webhooks:
+def sender(
+    database: Database, clock: Clock, outcomes: Counter[str], ended: Signal | None = None, **options: Any
+) -> Webhooks:
     def count(outcome: str) -> None:
         outcomes[outcome] += 1
 
     connecting = options.pop("connecting", Connecting(allow_private=True, resolve=local))
-    return Webhooks(database, count=count, now=clock, connecting=connecting, **options)
+    return Webhooks(database, ended or Signal(), count=count, now=clock, connecting=connecting, **options)
 
 
 async def test_webhook_is_signed_with_the_secret_of_the_key_when_it_is_delivered(database: Database) -> None:
@@ -253,18 +256,18 @@ async def until(is_true: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_run_sends_what_is_due_when_it_is_woken(database: Database) -> None:
+async def test_run_sends_what_is_due_when_a_job_has_ended(database: Database) -> None:
     key = await KeyStore(database).local()
-    clock, outcomes = Clock(), Counter[str]()
-    webhooks = sender(database, clock, outcomes)
+    clock, outcomes, ended = Clock(), Counter[str](), Signal()
+    webhooks = sender(database, clock, outcomes, ended)
     task = asyncio.create_task(webhooks.run())
     try:
         async with receiving(500) as receiver:
             await add(database, receiver.port, clock, key.id, count=40)
-            webhooks.wake()
+            ended.give()
             await until(lambda: outcomes.total() == 40)
             clock.now += 2 * DELAYS_S[0]
-            webhooks.wake()
+            ended.give()
             await until(lambda: outcomes[DELIVERED] == 40)
     finally:
         task.cancel()
