@@ -140,11 +140,12 @@ class Database:
         event.listen(self._engine.sync_engine, "connect", lambda connection, _: prepare(connection))
         if not self.is_postgres:
             event.listen(self._engine.sync_engine, "begin", _begin)
-        # Each statement of a reader is a transaction of its own on PostgreSQL, which saves two round trips.
+        # Each statement of a reader is a transaction of its own, which saves round trips: to the server of
+        # PostgreSQL, or to the thread that calls SQLite, where nothing begins a transaction but `_begin`.
         self._reading = (
             self._engine.execution_options(isolation_level="AUTOCOMMIT") if self.is_postgres else self._engine
         )
-        self._writing = self._engine.execution_options(slipway_begin="BEGIN IMMEDIATE")
+        self._writing = self._engine.execution_options(slipway_writes=True)
 
     @property
     def name(self) -> str:
@@ -157,7 +158,7 @@ class Database:
         return lambda: self._listeners.remove(listener)
 
     async def read(self, work: ReadWork[T]) -> T:
-        """Run work that only reads. On PostgreSQL, each of its statements sees the newest data.
+        """Run work that only reads. Each of its statements sees the newest data.
 
         Raises:
             NotReady: The database cannot be reached, after a few tries.
@@ -249,7 +250,8 @@ def make_file(url: URL) -> None:
 
 
 def _begin(connection: Connection) -> None:
-    connection.exec_driver_sql(connection.get_execution_options().get("slipway_begin", "BEGIN"))
+    if connection.get_execution_options().get("slipway_writes"):
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
 
 
 def _is_repeatable(error: DBAPIError) -> bool:

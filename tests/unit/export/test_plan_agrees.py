@@ -16,8 +16,13 @@ from hypothesis import strategies as st
 from slipway_export.checkpoint.axes import axes_of
 from slipway_export.checkpoint.opening import open_checkpoint
 from slipway_export.families import family_named
+from slipway_export.families.airimu.presets import write_checkpoint as write_airimu
 from slipway_export.families.framepack_i2v import presets as framepack
 from slipway_export.families.framepack_i2v.random_checkpoint import write_checkpoint as write_framepack
+from slipway_export.families.matrix_game.causal_wan.presets import write_denoiser
+from slipway_export.families.matrix_game.causal_wan.tiny import tiny_config, tiny_inference
+from slipway_export.families.matrix_game.random_vision import write_clip, write_vae
+from slipway_export.families.matrix_game.vision import CLIP_FILE, VAE_FILE
 from slipway_export.families.wakeword.family import (
     CONFIG_FILE,
     PREPROCESSOR_FILE,
@@ -36,6 +41,22 @@ from slipway_serving.protocol.errors import InvalidRequest, SlipwayError
 
 Configs = Mapping[str, Mapping[str, Any]]
 Write = Callable[[Path, Configs], None]
+WORLD, INFERENCE = tiny_config("universal"), tiny_inference("universal")
+
+
+def write_world(folder: Path, configs: Configs) -> None:
+    """Write Matrix-Game's networks; sizes of the VAE and of the CLIP are in their weights alone."""
+    content = {**configs["config"], "action_config": configs["action"]}
+    inference = {**configs["inference"], "model_kwargs": configs["model"]}
+    write_denoiser(folder, "universal", 0, content=content, inference=inference)
+    write_vae(folder / VAE_FILE, 0, **configs["vae"])
+    write_clip(folder / CLIP_FILE, 0, **configs["clip"])
+
+
+def write_imu(folder: Path, configs: Configs) -> None:
+    write_airimu(folder, json.dumps(configs), 0)
+
+
 # A checkpoint of each family whose weights can be written for any configuration.
 CHECKPOINTS: dict[str, tuple[str, Configs, Write]] = {
     "wan_t2v": ("wan_t2v", wan.TINY.configs, lambda folder, configs: write_wan(folder, configs, 0)),
@@ -58,6 +79,34 @@ CHECKPOINTS: dict[str, tuple[str, Configs, Write]] = {
         "wakeword",
         {CONFIG_FILE: TINY_CONFIG, PREPROCESSOR_FILE: TINY_PREPROCESSOR},
         lambda folder, configs: write_backbone(folder, configs[CONFIG_FILE], configs[PREPROCESSOR_FILE], 0),
+    ),
+    "matrix_game": (
+        "matrix_game",
+        {
+            "config": {key: value for key, value in WORLD.items() if key != "action_config"},
+            "action": WORLD["action_config"],
+            "inference": {key: value for key, value in INFERENCE.items() if key != "model_kwargs"},
+            "model": INFERENCE["model_kwargs"],
+            "vae": {"base_dim": 8, "num_res_blocks": 1, "temperal_downsample": [False, True, True]},
+            "clip": {"channels": 160, "blocks": 3, "image_px": 224, "patch_px": 14},
+        },
+        write_world,
+    ),
+    "codenet": (
+        "airimu",
+        {
+            "dataset": {"collate": "padding9"},
+            "train": {"network": "codenet", "propcov": True, "acc_std": 0.1, "gyro_std": 0.017},
+        },
+        write_imu,
+    ),
+    "codenetkitti": (
+        "airimu",
+        {
+            "dataset": {"collate": "base"},
+            "train": {"network": "codenetkitti", "propcov": True, "acc_std": 0.1},
+        },
+        write_imu,
     ),
 }
 few = settings(
@@ -93,6 +142,8 @@ def variants(value: Any) -> list[Any]:
         return [not value]
     if isinstance(value, int):
         return [2 * value, value + 1, max(value // 2, 1)]
+    if isinstance(value, float):
+        return [2 * value, 0.0, -value]
     if isinstance(value, list) and value:
         return [value[:-1], [*value, value[-1]], value[::-1]]
     return []

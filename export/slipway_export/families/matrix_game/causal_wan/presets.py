@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 import yaml
@@ -28,7 +30,15 @@ from slipway_export.families.matrix_game.causal_wan.tiny import (
 from slipway_export.families.matrix_game.causal_wan.weights import PREFIX
 
 
-def write_denoiser(folder: Path, mode: str, seed: int, *, visual_dim: int = 160) -> None:
+def write_denoiser(
+    folder: Path,
+    mode: str,
+    seed: int,
+    *,
+    visual_dim: int = 160,
+    content: Mapping[str, Any] | None = None,
+    inference: Mapping[str, Any] | None = None,
+) -> None:
     """Write the network of a mode, its `config.json` and its inference YAML.
 
     Args:
@@ -36,10 +46,16 @@ def write_denoiser(folder: Path, mode: str, seed: int, *, visual_dim: int = 160)
         mode: Name from `MODES`.
         seed: Seed of the weights.
         visual_dim: Width of the image encoder's features; 1280 in the public checkpoints.
+        content: Content of `config.json`; None for that of the preset `tiny`.
+        inference: Content of the inference YAML; None for that of the preset `tiny`.
+
+    Raises:
+        InvalidRequest: No network can be built from the content.
     """
-    content = tiny_config(mode)
+    content = dict(content or tiny_config(mode))
+    inference = dict(inference or tiny_inference(mode))
     _write(folder / config_folder(mode) / "config.json", json.dumps(content, indent=2, sort_keys=True) + "\n")
-    _write(folder / inference_file(mode), yaml.safe_dump(tiny_inference(mode), sort_keys=False))
+    _write(folder / inference_file(mode), yaml.safe_dump(inference, sort_keys=False))
     network = CausalWan(read_config(content, f"preset of {mode}"), visual_dim)
     randomize(network, seed)
     weights = folder / MODES[mode].weights
