@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import signal
@@ -13,7 +14,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import av
 import httpx
+import numpy as np
 
 FINAL = ("completed", "failed", "cancelled")
 _LIMIT_S = 300.0
@@ -110,6 +113,12 @@ def gateway_keys(folder: Path, *arguments: str) -> str:
     command += ["--data", str(folder / "data")]
     ran = subprocess.run(command, capture_output=True, text=True, check=True)
     return ran.stdout + ran.stderr
+
+
+def mp4_frames(mp4: bytes) -> np.ndarray:
+    """Return the frames of an MP4 file."""
+    with av.open(io.BytesIO(mp4)) as container:
+        return np.stack([frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)])
 
 
 @contextlib.contextmanager

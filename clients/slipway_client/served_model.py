@@ -110,5 +110,5 @@ class ServedModel:
         if fewest <= is_given <= most:
             return []
         if is_given:
-            return [f"{public_name} must be left out for this model's checkpoint, which takes no picture"]
+            return [f"{public_name} must be left out for this model's checkpoint, which takes none"]
         return [f"{public_name} must be given for this model's checkpoint, got none; try a picture file"]

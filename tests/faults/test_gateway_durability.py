@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import io
 import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-import av
 import numpy as np
 import pytest
 from gate import Gate, gated
 from gateway_faults import Disturber, Site, site, step_until, until
+from gateway_fixtures import mp4_frames
 from postgres_server import MISSING, PostgresServer, postgres_server, programs
 from server_fixtures import any_port, wait_until
 
@@ -27,18 +26,12 @@ SEEDS = 3
 FEW, MANY = 8, 50
 
 
-def frames(mp4: bytes) -> np.ndarray:
-    """Return the frames of an MP4 file."""
-    with av.open(io.BytesIO(mp4)) as container:
-        return np.stack([frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)])
-
-
 def direct(server: Server, **fields: object) -> np.ndarray:
     """Return the frames of the same video, made without a gateway and without a disturbance."""
     request = TextToVideoRequest(frames=5, height=32, width=32, **fields)  # type: ignore[arg-type]
     with Client(server.grpc_url) as client:
         (video,) = (event for event in client.generate(request) if isinstance(event, Video))
-    return frames(video.data)
+    return mp4_frames(video.data)
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +98,7 @@ def check_after_faults(place: Site, jobs: int, disturber: Disturber, undisturbed
         else:
             assert job["status"] == "completed", job
             number = ids.index(job["id"])
-            assert np.array_equal(frames(place.video(job["id"])), undisturbed[number % SEEDS]), job
+            assert np.array_equal(mp4_frames(place.video(job["id"])), undisturbed[number % SEEDS]), job
     place.history.check()
     place.check_contents()
     outcomes = [job["status"] for job in ended]
@@ -192,7 +185,7 @@ def test_jobs_go_on_on_the_other_worker_when_one_is_told_to_stop(
         for seed, job in enumerate(ended):
             assert (job["status"], job["attempts"]) == ("completed", 1), job
             alone = direct(server, prompt="a lake", seed=seed, steps=STEPS, guidance_scale=1)
-            assert np.array_equal(frames(place.video(job["id"])), alone)
+            assert np.array_equal(mp4_frames(place.video(job["id"])), alone)
             workers = {row.process for row in place.history.seen[job["id"]] if row.worker}
             assert len(workers) == 2, place.history.seen[job["id"]]
         place.history.check()
@@ -237,7 +230,7 @@ def test_no_step_is_repeated_when_a_server_drains(repository: Path, tmp_path: Pa
         ]
         for job, expected in zip(ended, alone, strict=True):
             assert (job["status"], job["attempts"]) == ("completed", 1), job
-            assert np.array_equal(frames(place.video(job["id"])), expected)
+            assert np.array_equal(mp4_frames(place.video(job["id"])), expected)
         # Both videos once more took as many calls as both jobs.
         assert sum(gate.calls for gate in gates) == 2 * calls
         place.history.check()

@@ -127,7 +127,7 @@ def check_refusals(refusals: dict[str, Any]) -> None:
         "boolean": ("BadRequestError", 400, "invalid_value", "seed", "must be a whole number, got "),
         "unknown": ("BadRequestError", 400, "invalid_value", "promt", "must be a field of the model"),
         "nested": ("BadRequestError", 400, "invalid_value", "fps", "must be 1 to 120, got -1"),
-        "picture": ("BadRequestError", 400, "invalid_value", "input_reference", "takes no picture"),
+        "picture": ("BadRequestError", 400, "invalid_value", "input_reference", "takes none"),
         "model": ("NotFoundError", 404, "model_not_found", "model", "must be one that is served (wan_t2v)"),
         "gone": ("NotFoundError", 404, "video_not_found", None, "does not exist"),
         "gone_remix": ("NotFoundError", 404, "video_not_found", None, "does not exist"),

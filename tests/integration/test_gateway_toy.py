@@ -7,10 +7,9 @@ import io
 from collections.abc import Iterator
 from pathlib import Path
 
-import av
 import numpy as np
 import pytest
-from gateway_fixtures import Gateway, running_gateway
+from gateway_fixtures import Gateway, mp4_frames, running_gateway
 from PIL import Image
 from toy_fixtures import PICTURE, installed_toy, toy_repository
 
@@ -68,7 +67,7 @@ def test_frames_become_a_file_when_the_model_makes_none(toy: tuple[Server, Gatew
     with Mp4Encoder(expected.shape[2], expected.shape[1], 16) as encoder:
         encoder.add(expected)
         direct = encoder.finish()
-    np.testing.assert_array_equal(decoded(gateway.content(done["id"])), decoded(direct))
+    np.testing.assert_array_equal(mp4_frames(gateway.content(done["id"])), mp4_frames(direct))
 
 
 def test_picture_of_a_variation_is_that_of_its_job(toy: tuple[Server, Gateway]) -> None:
@@ -90,8 +89,3 @@ def test_picture_is_refused_by_name_when_it_cannot_be_used(toy: tuple[Server, Ga
         assert (status, error["param"]) == (400, "input_reference"), (picture, error)
     status, error = gateway.error("POST", "/v1/videos", json={"model": "toy_video"})
     assert (status, error["param"]) == (400, "input_reference")
-
-
-def decoded(mp4: bytes) -> np.ndarray:
-    with av.open(io.BytesIO(mp4)) as container:
-        return np.stack([frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)])

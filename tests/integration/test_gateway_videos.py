@@ -13,7 +13,7 @@ import httpx
 import numpy as np
 import pytest
 from gate import Gate
-from gateway_fixtures import Gateway, events_of, running_gateway
+from gateway_fixtures import Gateway, events_of, mp4_frames, running_gateway
 from PIL import Image
 from server_fixtures import wait_until
 
@@ -25,17 +25,12 @@ STEPS = 20
 """Steps of a video under way; the first ones are those of the denoiser at the gate."""
 
 
-def frames(mp4: bytes) -> np.ndarray:
-    with av.open(io.BytesIO(mp4)) as container:
-        return np.stack([frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)])
-
-
 def direct(server: Server, **fields: Any) -> np.ndarray:
     """Return the frames of the same video, made without a gateway."""
     request = TextToVideoRequest(frames=5, height=32, width=32, **fields)
     with Client(server.grpc_url) as client:
         (video,) = (event for event in client.generate(request) if isinstance(event, Video))
-    return frames(video.data)
+    return mp4_frames(video.data)
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +51,7 @@ def test_video_equals_a_direct_one_when_it_is_made_by_a_job(gateway: Gateway, se
     assert done["completed_at"] >= done["started_at"] >= done["created_at"]
     assert done["expires_at"] > done["completed_at"]
     np.testing.assert_array_equal(
-        frames(gateway.content(created["id"])), direct(server, prompt="a red ball", seed=7, steps=4)
+        mp4_frames(gateway.content(created["id"])), direct(server, prompt="a red ball", seed=7, steps=4)
     )
 
 
@@ -83,7 +78,9 @@ def test_file_tells_how_it_was_made_when_it_is_read_back(gateway: Gateway) -> No
     again = gateway.create(
         **{k: v for k, v in answer.json()["request"].items() if k != "priority"}, model="wan_t2v"
     )
-    assert frames(gateway.content(gateway.until(again["id"])["id"])).tobytes() == frames(mp4).tobytes()
+    assert (
+        mp4_frames(gateway.content(gateway.until(again["id"])["id"])).tobytes() == mp4_frames(mp4).tobytes()
+    )
 
 
 def test_form_is_a_job_when_its_fields_are_nested(gateway: Gateway) -> None:
@@ -144,7 +141,7 @@ def test_variation_keeps_the_seed_when_only_the_prompt_changes(gateway: Gateway,
     assert (remixed["seed"], remixed["remixed_from_video_id"]) == (14, job["id"])
     gateway.until(remixed["id"])
     np.testing.assert_array_equal(
-        frames(gateway.content(remixed["id"])), direct(server, prompt="two", seed=14, steps=4)
+        mp4_frames(gateway.content(remixed["id"])), direct(server, prompt="two", seed=14, steps=4)
     )
 
 
@@ -152,14 +149,14 @@ def test_draft_shows_the_video_when_a_job_stops_after_a_step(gateway: Gateway, s
     job = gateway.create(prompt="draft", seed=15, steps=6, stop_after_step=2, **SIZE)
     paused = gateway.until(job["id"], "paused")
     assert (paused["draft_step"], paused["state_step"], paused["step"]) == (2, 2, 2)
-    assert frames(gateway.content(job["id"], "draft")).shape == (5, 32, 32, 3)
+    assert mp4_frames(gateway.content(job["id"], "draft")).shape == (5, 32, 32, 3)
     assert gateway.error("GET", f"/v1/videos/{job['id']}/content")[0] == 404
     resumed = gateway.http.post(f"/v1/videos/{job['id']}/resume")
     assert resumed.status_code == 200, resumed.text
     done = gateway.until(job["id"])
     assert (done["status"], done["attempts"]) == ("completed", 1), done
     np.testing.assert_array_equal(
-        frames(gateway.content(job["id"])), direct(server, prompt="draft", seed=15, steps=6)
+        mp4_frames(gateway.content(job["id"])), direct(server, prompt="draft", seed=15, steps=6)
     )
 
 
@@ -180,7 +177,7 @@ def test_video_comes_at_once_when_the_caller_waits(gateway: Gateway) -> None:
     assert answer.headers["content-type"] == "video/mp4"
     assert float(answer.headers["x-inference-time-s"]) > 0
     assert "denoising" in json.loads(answer.headers["x-stage-durations"])
-    assert frames(answer.content).shape == (5, 32, 32, 3)
+    assert mp4_frames(answer.content).shape == (5, 32, 32, 3)
 
 
 def test_part_of_a_file_comes_when_a_range_is_asked(gateway: Gateway) -> None:

@@ -10,13 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from distilled_wan import distilled_frames
+from gateway_fixtures import mp4_frames, running_gateway
 from numpy.typing import NDArray
 from PIL import Image
 from tiny_exports import checkpoint_once, exported_once
 from wan_reference import frames_of_pipeline, picture, pipeline_for, psnr
 
 from slipway_cli.videos.making import Session
-from slipway_client import Client, Frames, TextToVideoRequest
+from slipway_client import Client, Frames, TextToVideoRequest, Video
 from slipway_client.address import address_of
 from slipway_export.spec import Axis, Engine
 from slipway_serving.protocol.errors import InvalidRequest
@@ -40,10 +41,11 @@ EXPERTS = replace(REQUEST, height=48, width=64, guidance_scale_2=3.0, image=pict
 
 @dataclass(frozen=True)
 class Served:
-    """A checkpoint and a client of the Triton that serves it."""
+    """A checkpoint, and a client and the address of the Triton that serves it."""
 
     checkpoint: Path
     client: Client
+    url: str
 
     def frames(self, request: TextToVideoRequest) -> NDArray[np.uint8]:
         *_, last = self.client.generate(request)
@@ -62,6 +64,12 @@ class Served:
             assert psnr(self.frames(other), expected) < 45, name
 
 
+def png(pixels: NDArray[np.uint8]) -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "PNG")
+    return file.getvalue()
+
+
 def served(shared: Path, preset: str, **engines: Engine) -> Iterator[Served]:
     """Serve a preset's checkpoint by a real Triton."""
     checkpoint = checkpoint_once(shared, "wan_t2v", preset)
@@ -70,7 +78,7 @@ def served(shared: Path, preset: str, **engines: Engine) -> Iterator[Served]:
         Server(ServerConfig(models, http_port=0, grpc_port=0, metrics_port=0)) as running,
         Client(running.grpc_url) as client,
     ):
-        yield Served(checkpoint, client)
+        yield Served(checkpoint, client, running.grpc_url)
 
 
 @pytest.fixture(scope="module")
@@ -104,9 +112,7 @@ def test_served_video_from_a_picture_equals_diffusers_when_the_checkpoint_is_i2v
 @pytest.mark.long
 def test_served_video_is_the_same_when_the_picture_is_a_file(i2v: Served) -> None:
     assert isinstance(EXPERTS.image, np.ndarray)
-    file = io.BytesIO()
-    Image.fromarray(EXPERTS.image).save(file, "PNG")
-    of_file = i2v.frames(replace(EXPERTS, image=file.getvalue()))
+    of_file = i2v.frames(replace(EXPERTS, image=png(EXPERTS.image)))
     np.testing.assert_array_equal(of_file, i2v.frames(EXPERTS))
 
 
@@ -148,6 +154,26 @@ def test_served_video_between_two_pictures_equals_diffusers_when_the_checkpoint_
         )
         with pytest.raises(InvalidRequest, match="last_image must be given for a checkpoint that joins two"):
             flf2v.frames(replace(request, last_image=None))
+
+
+@pytest.mark.long
+def test_gateway_makes_the_video_between_two_pictures(i2v: Served, tmp_path: Path) -> None:
+    assert isinstance(EXPERTS.image, np.ndarray)
+    between = replace(EXPERTS, last_image=EXPERTS.image[::-1], output="video")
+    (video,) = (event for event in i2v.client.generate(between) if isinstance(event, Video))
+    pictures = {"input_reference": png(EXPERTS.image), "last_image": png(EXPERTS.image[::-1])}
+    names = ("prompt", "negative_prompt", "frames", "height", "width", "steps", "seed", "guidance_scale_2")
+    with running_gateway([i2v.url], tmp_path) as gateway:
+        created = gateway.http.post(
+            "/v1/videos",
+            data={name: str(getattr(between, name)) for name in names},
+            files={name: (f"{name}.png", file) for name, file in pictures.items()},
+        )
+        assert created.status_code == 200, created.text
+        job = gateway.until(created.json()["id"])
+        assert job["status"] == "completed", job
+        np.testing.assert_array_equal(mp4_frames(gateway.content(job["id"])), mp4_frames(video.data))
+        assert gateway.content(job["id"], "input_2") == pictures["last_image"]
 
 
 @pytest.mark.long

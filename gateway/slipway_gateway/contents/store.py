@@ -32,7 +32,9 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger(__name__)
 
-NAMES = ("video", "thumbnail", "spritesheet", "draft", "input", "state")
+INPUTS = ("input", "input_2", "input_3", "input_4")
+"""Names of the pictures of a job's request, in the order of the fields of its class."""
+NAMES = ("video", "thumbnail", "spritesheet", "draft", *INPUTS, "state")
 """Names of the contents that a job may have."""
 SCHEMES = ("s3", "gs", "az", "memory")
 """Schemes of the URLs of object stores; "memory" is for tests and for a single process."""

@@ -29,8 +29,6 @@ _SIZE = re.compile(r"(\d{1,6})\s*[x*]\s*(\d{1,6})", re.IGNORECASE)
 _LARGEST_SEED = 2**31 - 1
 # The rules of frame numbers have steps of a few frames; this bounds the search for the next allowed one.
 _FRAME_SEARCH = 64
-PICTURE_REFERENCE = {"content": "input"}
-"""Value of a picture in the stored fields: the picture itself is a content of the job."""
 
 
 @dataclass(frozen=True)
@@ -40,8 +38,9 @@ class Creation:
     Attributes:
         kind: Kind of the video.
         request: Request of the served model.
-        values: Fields of the request as JSON values, without a picture's bytes.
-        picture: Bytes of the picture, or None.
+        values: Fields of the request as JSON values. A picture is ``{"content": name}``: it is a content of
+            the job.
+        pictures: Bytes of each picture, by the name of the content.
         seed: Seed of the video.
         width: Width of the video, in pixels.
         height: Height of the video, in pixels.
@@ -53,7 +52,7 @@ class Creation:
     kind: VideoKind
     request: Request
     values: dict[str, Any]
-    picture: bytes | None
+    pictures: Mapping[str, bytes]
     seed: int
     width: int
     height: int
@@ -117,15 +116,14 @@ def chosen_model(
 
 
 def _fits(kind: VideoKind, names: set[str], served: ServedModel) -> bool:
-    fewest, most = 0, 0  # Pictures of a request.
-    if kind.picture is not None:
-        # A checkpoint that can do without a picture says if it takes one.
-        usual = (0, 0) if kind.picture.optional else (1, 1)
-        fewest, most = served.ranges.get(kind.picture.name, usual)
-    given = {PICTURE} if kind.picture is None else {PICTURE, kind.picture.name}
-    is_given = fewest <= bool(given & names) <= most
-    return is_given and all(
-        field.optional or field.name in names or field is kind.picture for field in kind.fields.values()
+    if not kind.pictures and PICTURE in names:
+        return False
+    for name, picture in kind.pictures.items():
+        fewest, most = picture.range(served)
+        if not fewest <= bool({name, picture.public_name} & names) <= most:
+            return False
+    return all(
+        field.optional or name in names or name in kind.pictures for name, field in kind.fields.items()
     )
 
 
@@ -148,7 +146,7 @@ def create(kind: VideoKind, given: Mapping[str, Any], served: ServedModel, highe
             problems.append(_unknown(kind, name))
             continue
         if isinstance(field.rule, Image):
-            values[name], problem = _checked_picture(field, value)
+            values[name], problem = _checked_picture(field, value, kind.public_name(name))
         else:
             values[name], problem = convert(field, value)
             problem = problem or ("" if values[name] is None else field.problem(values[name]))
@@ -156,19 +154,14 @@ def create(kind: VideoKind, given: Mapping[str, Any], served: ServedModel, highe
             problem = f"{sources[name]}{problem.removeprefix(name)}" if problem else ""
         problems += [problem] if problem else []
     problems += [
-        f"{_public_name(kind, field)} must be given, got nothing; try giving {field.rule.help}"
+        f"{kind.public_name(field.name)} must be given, got nothing; try giving {field.rule.help}"
         for field in kind.fields.values()
         if not field.optional and field.name not in translated
     ]
-    if kind.picture is not None and kind.picture.optional:
-        is_given = kind.picture.name in translated
-        problems += served.picture_problems(kind.picture.name, PICTURE, is_given=is_given)
-    problems += [
-        f"model must be one that needs no {name}, which this API has no field for, got {served.name}; try"
-        f" slipway generate --{name.replace('_', '-')} FILE"
-        for name in kind.further_pictures
-        if served.ranges.get(name, (0, 1))[0]
-    ]
+    for name, picture in kind.pictures.items():
+        if picture.field.optional:
+            is_given = name in translated
+            problems += served.picture_problems(name, picture.public_name, is_given=is_given)
     raise_all(kind.model, problems)
     values = {name: value for name, value in values.items() if value is not None}
     _fill(kind, values, given, served, highest_priority)
@@ -204,7 +197,7 @@ def _translate(kind: VideoKind, given: Mapping[str, Any]) -> tuple[dict[str, Any
             for side, length in zip(SIDES, match.groups(), strict=True):
                 put(side, length, SIZE)
         elif name == PICTURE and kind.picture is not None:
-            put(kind.picture.name, value, PICTURE)
+            put(kind.picture.field.name, value, PICTURE)
         elif name == SECONDS and name not in kind.fields and "frames" in kind.fields:
             continue  # It becomes a number of frames when the frames per second are known.
         else:
@@ -215,7 +208,7 @@ def _translate(kind: VideoKind, given: Mapping[str, Any]) -> tuple[dict[str, Any
 def _unknown(kind: VideoKind, name: str) -> str:
     others = {other for other, own in ALIASES.items() if own in kind.fields}
     others |= {SIZE} if kind.has_sides else set()
-    others |= {PICTURE} if kind.picture is not None else set()
+    others |= {PICTURE} if kind.pictures else set()
     others |= {SECONDS} if "frames" in kind.fields else set()
     known = ", ".join(sorted({*kind.fields, *others, "model"}))
     return (
@@ -223,15 +216,11 @@ def _unknown(kind: VideoKind, name: str) -> str:
     )
 
 
-def _public_name(kind: VideoKind, field: Field) -> str:
-    return PICTURE if field is kind.picture else field.name
-
-
-def _checked_picture(field: Field, value: Any) -> tuple[bytes | None, str]:
+def _checked_picture(field: Field, value: Any, public_name: str) -> tuple[bytes | None, str]:
     if not isinstance(value, bytes):
-        return None, f"{PICTURE} must be a picture file, a URL or a data URL, got {short(value)}"
+        return None, f"{public_name} must be a picture file, a URL or a data URL, got {short(value)}"
     problem = field.problem(value)
-    return value, f"{PICTURE}{problem.removeprefix(field.name)}" if problem else ""
+    return value, f"{public_name}{problem.removeprefix(field.name)}" if problem else ""
 
 
 def _fill(
@@ -308,19 +297,19 @@ def _described(kind: VideoKind, request: Request, values: Mapping[str, Any]) -> 
             f"{kind.model}: size must be even in both directions, since the video becomes an MP4 file, got"
             f" {width}x{height}; try {width + width % 2}x{height + height % 2}"
         )
-    picture = values.get(kind.picture.name) if kind.picture is not None else None
+    contents = {name: kind.pictures[name].content for name in values if name in kind.pictures}
     stored: dict[str, Any] = {}
-    for field in kind.fields.values():
-        value = getattr(request, field.name)
-        if field is kind.picture:
-            stored[field.name] = PICTURE_REFERENCE if picture is not None else None
+    for name in kind.fields:
+        value = getattr(request, name)
+        if name in contents:
+            stored[name] = {"content": contents[name]}
         else:
-            stored[field.name] = value.tolist() if isinstance(value, np.ndarray) else value
+            stored[name] = value.tolist() if isinstance(value, np.ndarray) else value
     return Creation(
         kind=kind,
         request=request,
         values=stored,
-        picture=picture,
+        pictures={content: values[name] for name, content in contents.items()},
         seed=int(getattr(request, "seed", 0)),
         width=int(width),
         height=int(height),
@@ -330,19 +319,21 @@ def _described(kind: VideoKind, request: Request, values: Mapping[str, Any]) -> 
     )
 
 
-def rebuilt_values(kind: VideoKind, stored: Mapping[str, Any], picture: bytes | None) -> dict[str, Any]:
+def rebuilt_values(
+    kind: VideoKind, stored: Mapping[str, Any], pictures: Mapping[str, bytes | None]
+) -> dict[str, Any]:
     """Return the fields of a request class from those that a job stores.
 
     Args:
         kind: Kind of the video.
         stored: Fields as :attr:`Creation.values`.
-        picture: Bytes of the picture, or None.
+        pictures: Bytes of each picture, by the name of the field.
     """
     values: dict[str, Any] = {}
     for name, field in kind.fields.items():
         value = stored.get(name, field.default)
-        if field is kind.picture:
-            value = picture
+        if name in kind.pictures:
+            value = pictures.get(name)
         elif value is not None:
             value, _ = convert(field, value)
         values[name] = value

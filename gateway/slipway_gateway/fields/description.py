@@ -10,6 +10,8 @@ from slipway_serving.protocol.fields import Array, Field, Image, Rule
 
 _TYPES: dict[type[Any], str] = {str: "string", int: "integer", float: "number", bool: "boolean"}
 
+PICTURE_FORMS: list[dict[str, Any]] = [{"type": "string"}, {"type": "object"}]
+"""Forms of a picture in a JSON document."""
 PUBLIC_FIELDS: dict[str, Any] = {
     "model": {
         "type": "string",
@@ -23,7 +25,7 @@ PUBLIC_FIELDS: dict[str, Any] = {
     "num_frames": {"type": "integer", "description": "Another name of frames."},
     "num_inference_steps": {"type": "integer", "description": "Another name of steps."},
     PICTURE: {
-        "anyOf": [{"type": "string"}, {"type": "object"}],
+        "anyOf": PICTURE_FORMS,
         "description": "Picture: a file of a form, an http(s) URL, a data URL, or an object with image_url.",
     },
     "webhook_url": {"type": "string", "description": "URL that is called when the job has ended."},
@@ -36,6 +38,8 @@ def property_of(field: Field) -> dict[str, Any]:
     """Return the OpenAPI property of a field."""
     if isinstance(field.rule, Array):
         return {"type": "array", "items": {}, "description": _sentence(field)}
+    if isinstance(field.rule, Image):
+        return {"anyOf": PICTURE_FORMS, "description": _sentence(field)}
     found: dict[str, Any] = {"type": _TYPES.get(field.kind, "string"), "description": _sentence(field)}
     choices = choices_of(field)
     if choices:
@@ -58,8 +62,8 @@ def model_description(kind: VideoKind, served: ServedModel) -> dict[str, Any]:
     """
     fields = [
         _described(kind, field, served)
-        for field in kind.fields.values()
-        if field is not kind.picture or _may_be_given(field, served)
+        for name, field in kind.fields.items()
+        if name not in kind.pictures or kind.pictures[name].range(served) != (0, 0)
     ]
     return {
         "summary": kind.summary,
@@ -71,17 +75,13 @@ def model_description(kind: VideoKind, served: ServedModel) -> dict[str, Any]:
     }
 
 
-def _may_be_given(picture: Field, served: ServedModel) -> bool:
-    """Return whether a model takes a picture; a checkpoint that can do without one says if it does."""
-    return served.ranges.get(picture.name, (0, 0) if picture.optional else (1, 1)) != (0, 0)
-
-
 def _described(kind: VideoKind, field: Field, served: ServedModel) -> dict[str, Any]:
     default = served.usual.get(field.name, field.default)
+    picture = kind.pictures.get(field.name)
     found: dict[str, Any] = {
-        "name": PICTURE if field is kind.picture else field.name,
-        "type": "picture" if field is kind.picture else property_of(field)["type"],
-        "required": not field.optional or (field is kind.picture and served.ranges.get(field.name) == (1, 1)),
+        "name": kind.public_name(field.name),
+        "type": "picture" if picture else property_of(field)["type"],
+        "required": not field.optional or (picture is not None and picture.range(served) == (1, 1)),
         "rule": field.rule.must,
         "help": field.rule.help,
         "default": default if isinstance(default, str | int | float | bool) else None,
@@ -92,7 +92,7 @@ def _described(kind: VideoKind, field: Field, served: ServedModel) -> dict[str, 
         found["choices"] = choices
     if words := served.words.get(field.name):
         found["known_words"] = words
-    if field.name in served.ranges and field is not kind.picture:
+    if field.name in served.ranges and picture is None:
         found["minimum"], found["maximum"] = served.ranges[field.name]
     if field.name in served.examples:
         found["example"] = served.examples[field.name]

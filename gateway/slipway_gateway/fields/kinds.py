@@ -1,6 +1,6 @@
 """Kinds of videos that the API can make: the request classes of all families that yield frames or a file.
 
-A kind is a request class with what the API derives from it: which field takes the picture, which fields the
+A kind is a request class with what the API derives from it: which fields take pictures, which fields the
 gateway sets itself, and the names that other video APIs use for a field. A family of another distribution
 appears here as soon as it is registered.
 """
@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from slipway_client.served_model import ServedModel
 from slipway_export.families import families
+from slipway_gateway.contents.store import INPUTS
 from slipway_serving.protocol.diffusion.stopping import DenoisingRequest
 from slipway_serving.protocol.events import FramesPart, VideoPart
 from slipway_serving.protocol.fields import Field, Image, fields_of
@@ -22,11 +24,33 @@ from slipway_serving.protocol.requests import Request
 ALIASES = {"num_frames": "frames", "num_inference_steps": "steps"}
 """Names that other video APIs use for fields of the request classes."""
 SECONDS, SIZE, PICTURE = "seconds", "size", "input_reference"
-"""Fields of the API that stand for other fields: a length, a width with a height, and a picture."""
+"""Fields of the API that stand for other fields: a length, a width with a height, and the first picture."""
 SIDES = ("width", "height")
 _OWN = frozenset({"continue_from", "steps_seen", "output", "preview"})
 """Fields that the gateway sets itself."""
 _USUAL_FPS = 16
+
+
+@dataclass(frozen=True)
+class PictureField:
+    """Field of a request class that takes a picture.
+
+    Attributes:
+        field: Field of the request class.
+        public_name: Name by which callers know it: the first picture has that of other video APIs.
+        content: Name of the content of a job that has the picture.
+    """
+
+    field: Field
+    public_name: str
+    content: str
+
+    def range(self, served: ServedModel) -> tuple[int, int]:
+        """Return the fewest and most pictures, 0 or 1, that a model takes.
+
+        A checkpoint that can do without a picture says if it takes one.
+        """
+        return served.ranges.get(self.field.name, (0, 0) if self.field.optional else (1, 1))
 
 
 @dataclass(frozen=True)
@@ -49,19 +73,25 @@ class VideoKind:
     @cached_property
     def fields(self) -> Mapping[str, Field]:
         """Fields that a caller may give, by their names in the request class."""
-        left_out = {*_OWN, *self.further_pictures}
-        return {field.name: field for field in fields_of(self.request) if field.name not in left_out}
+        return {field.name: field for field in fields_of(self.request) if field.name not in _OWN}
 
     @cached_property
-    def further_pictures(self) -> tuple[str, ...]:
-        """Fields that take pictures besides the first one, for which the API has no field."""
-        names = [field.name for field in fields_of(self.request) if isinstance(field.rule, Image)]
-        return tuple(names[1:])
+    def pictures(self) -> Mapping[str, PictureField]:
+        """Fields that take pictures, in their order, by their names in the request class."""
+        fields = (field for field in self.fields.values() if isinstance(field.rule, Image))
+        return {
+            field.name: PictureField(field, field.name if place else PICTURE, content)
+            for place, (field, content) in enumerate(zip(fields, INPUTS, strict=False))
+        }
 
-    @cached_property
-    def picture(self) -> Field | None:
-        """Field that takes the picture; None for a kind without one."""
-        return next((field for field in self.fields.values() if isinstance(field.rule, Image)), None)
+    @property
+    def picture(self) -> PictureField | None:
+        """Field that takes the first picture; None for a kind without pictures."""
+        return next(iter(self.pictures.values()), None)
+
+    def public_name(self, name: str) -> str:
+        """Return the name by which callers know a field of the request class."""
+        return self.pictures[name].public_name if name in self.pictures else name
 
     @property
     def has_sides(self) -> bool:

@@ -23,7 +23,7 @@ from slipway_serving.protocol.errors import InvalidRequest
 from slipway_serving.protocol.texts import short
 
 StorePicture = Callable[[], Awaitable[None]]
-"""Function that stores the picture of a job in place of the one before."""
+"""Function that stores pictures of a job in place of those before."""
 _EDITED = (
     "request",
     "parameters",

@@ -68,7 +68,7 @@ class Job:
         step: Number of steps that are done.
         steps: Number of steps in total.
         request: Fields of the family's request class as JSON values; the seed is always among them, and a
-            picture is ``{"content": "input"}``.
+            picture is ``{"content": name}``, its name among the contents.
         parameters: Fields that the caller sent, as JSON values, without pictures.
         seed: Seed of the noise.
         width: Width of the video, in pixels.

@@ -88,12 +88,13 @@ async def _form(request: Request, where: str, largest_bytes: int) -> dict[str, A
     return nested_form(items, where)
 
 
-async def read_picture(value: Any, largest_bytes: int, *, allow_private: bool) -> Any:
+async def read_picture(value: Any, largest_bytes: int, field: str = PICTURE, *, allow_private: bool) -> Any:
     """Return the bytes of a picture that a caller gives in any form; another value is returned unchanged.
 
     Args:
         value: Bytes, a data URL, an http(s) URL, or an object with one of them.
         largest_bytes: Largest size of the picture's file.
+        field: Name of the field, for errors.
         allow_private: True if the URL may lead to a private address.
 
     Raises:
@@ -107,21 +108,21 @@ async def read_picture(value: Any, largest_bytes: int, *, allow_private: bool) -
         return value
     if value.startswith(("http://", "https://")):
         fetched = await fetch_public(
-            value, max_bytes=largest_bytes, timeout_s=_FETCH_S, allow_private=allow_private
+            value, max_bytes=largest_bytes, timeout_s=_FETCH_S, allow_private=allow_private, field=field
         )
         return fetched.data
-    return _decoded(value)
+    return _decoded(value, field)
 
 
-def _decoded(text: str) -> bytes:
+def _decoded(text: str, field: str) -> bytes:
     """Return the bytes of a data URL or of base64 text."""
     head, comma, content = text.partition(",")
     if not (comma and head.startswith("data:") and head.endswith(";base64")):
         raise InvalidRequest(
-            f"videos: {PICTURE} must be a file, an http(s) URL or a data URL with base64, got {short(text)};"
+            f"videos: {field} must be a file, an http(s) URL or a data URL with base64, got {short(text)};"
             " try data:image/png;base64,…"
         )
     try:
         return base64.b64decode(content, validate=True)
     except (binascii.Error, ValueError) as error:
-        raise InvalidRequest(f"videos: {PICTURE} must have valid base64 text, got {error}") from None
+        raise InvalidRequest(f"videos: {field} must have valid base64 text, got {error}") from None

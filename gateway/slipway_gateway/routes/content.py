@@ -8,15 +8,18 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from slipway_gateway.contents.pictures import SPRITESHEET, THUMBNAIL
-from slipway_gateway.contents.store import ContentInfo
+from slipway_gateway.contents.store import INPUTS, ContentInfo
 from slipway_gateway.errors import ApiError, conflict
 from slipway_gateway.jobs.job import Job, Status
 from slipway_gateway.services import Services
 
 _RANGE = re.compile(r"bytes=(\d*)-(\d*)")
-_EARLY = frozenset({"draft", "input"})
+_EARLY = frozenset({"draft", *INPUTS})
 """Contents that a job may have before its end."""
-_MISSING = {"draft": "try stop_after_step", "input": "its request has no picture"}
+_MISSING = {
+    "draft": "try stop_after_step",
+    **dict.fromkeys(INPUTS, "its request has no such picture"),
+}
 _SUFFIXES = {"video/mp4": "mp4", "image/webp": "webp", "image/jpeg": "jpg", "image/png": "png"}
 
 

@@ -62,7 +62,7 @@ async def create_job(
             f" {len(idempotency_key)}"
         )
     webhook_url = await checked_webhook(services, key, given.pop(WEBHOOK, None))
-    given = await with_picture(services, given)
+    given = await with_pictures(services, given)
     model = given.pop("model", None)
     served = await services.catalog.models()
     kind = chosen_model(model, set(given), services.kinds, served)
@@ -92,31 +92,36 @@ async def create_job(
 
 
 async def _stored(services: Services, key: Key, new: NewJob, made: Creation) -> Job:
-    """Store the picture of a new job and then the job, so that no job lacks its picture."""
+    """Store the pictures of a new job and then the job, so that no job lacks a picture."""
     contents: ContentStore = services.contents
-    if made.picture is not None:
-        await contents.put(new.id, "input", made.picture, "application/octet-stream")
     try:
+        await put_pictures(contents, new.id, made.pictures)
         job, is_new = await services.store.create(new, key.limits, max_waiting=services.settings.max_waiting)
     except BaseException:
-        if made.picture is not None:
+        if made.pictures:
             await contents.delete(new.id)
         raise
-    if not is_new and made.picture is not None:
+    if not is_new and made.pictures:
         await contents.delete(new.id)
     return job
 
 
-async def with_picture(services: Services, given: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields with the bytes of a picture in place of its URL."""
+async def put_pictures(contents: ContentStore, job_id: str, pictures: Mapping[str, bytes]) -> None:
+    """Store the pictures of a job's request, by the names of the contents."""
+    for content, picture in pictures.items():
+        await contents.put(job_id, content, picture, "application/octet-stream")
+
+
+async def with_pictures(services: Services, given: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields with the bytes of each picture in place of its URL."""
     largest = services.settings.max_body_bytes
-    names = {PICTURE} | {kind.picture.name for kind in services.kinds.values() if kind.picture is not None}
+    names = {PICTURE} | {name for kind in services.kinds.values() for name in kind.pictures}
     for name in names & given.keys():
         if given[name] in ("", b"", None):
             given = {other: value for other, value in given.items() if other != name}
             continue
         picture = await read_picture(
-            given[name], largest, allow_private=services.settings.allow_private_addresses
+            given[name], largest, name, allow_private=services.settings.allow_private_addresses
         )
         given = {**given, name: picture}
     return given
@@ -157,7 +162,7 @@ async def remix_fields(services: Services, job: Job, changes: Mapping[str, Any])
     """Return the fields of a variation of a job: those that describe its video, with the caller's changes.
 
     Raises:
-        ApiError: The picture of the job does not exist any more.
+        ApiError: A picture of the job does not exist any more.
     """
     return await job_fields(services, job, changes, without=_NOT_REMIXED)
 
@@ -174,7 +179,7 @@ async def job_fields(
         without: Fields of the job that are left out.
 
     Raises:
-        ApiError: The picture of the job does not exist any more.
+        ApiError: A picture of the job does not exist any more.
     """
     kind = services.kinds[job.model]
     fields: dict[str, Any] = {"model": job.model}
@@ -182,8 +187,8 @@ async def job_fields(
     for name, value in job.request.items():
         if value is None or name in without or name in replaced:
             continue
-        if kind.picture is not None and name == kind.picture.name:
-            fields[name] = await _stored_picture(services, job)
+        if name in kind.pictures:
+            fields[name] = await _stored_picture(services, job, kind.pictures[name].content)
         else:
             fields[name] = value
     known = {*kind.fields, *ALIASES, SIZE, SECONDS, PICTURE}
@@ -191,11 +196,11 @@ async def job_fields(
     return fields | {name: value for name, value in changes.items() if name not in emptied}
 
 
-async def _stored_picture(services: Services, job: Job) -> bytes:
-    found = await services.contents.get(job.id, "input")
+async def _stored_picture(services: Services, job: Job, content: str) -> bytes:
+    found = await services.contents.get(job.id, content)
     if found is None:
         raise ApiError(
-            f"videos: the picture of {job.id} does not exist any more; send a new request",
+            f"videos: the picture {content} of {job.id} does not exist any more; send a new request",
             status=409,
             code="picture_missing",
             final=True,
@@ -208,7 +213,7 @@ def replaced_by(name: str, kind: VideoKind) -> tuple[str, ...]:
 
     A draft is that of a stop, so another stop, or none, replaces it too.
     """
-    picture = () if kind.picture is None else (kind.picture.name,)
+    picture = () if kind.picture is None else (kind.picture.field.name,)
     own = {
         SIZE: SIDES,
         SECONDS: ("frames",),

@@ -22,8 +22,9 @@ from slipway_gateway.routes.creating import (
     create_job,
     fingerprint,
     job_fields,
+    put_pictures,
     replaced_by,
-    with_picture,
+    with_pictures,
 )
 from slipway_gateway.routes.openapi import BEFORE, duplicate_body, edit_body, errors
 from slipway_gateway.routes.own_jobs import OwnJobs
@@ -113,7 +114,7 @@ def _place(value: Any) -> Place:
 async def _edited(
     services: Services, key: Key, job: Job, changes: Mapping[str, Any]
 ) -> tuple[NewJob, StorePicture | None]:
-    """Return a job's fields after the changes of its caller, and the function that stores its new picture.
+    """Return a job's fields after the changes of its caller, and the function that stores its new pictures.
 
     Raises:
         InvalidRequest: A field is unknown, breaks its rule, or must not change.
@@ -130,7 +131,7 @@ async def _edited(
     if job.state_step is not None:
         return _edited_run(services, job, given, webhook_url), None
     kind = services.kinds[job.model]
-    given = await with_picture(services, given)
+    given = await with_pictures(services, given)
     fields = await job_fields(services, job, given)
     del fields["model"]
     served = (await services.catalog.models())[job.model]
@@ -154,10 +155,15 @@ async def _edited(
         webhook_url=webhook_url,
         fingerprint=fingerprint(job.model, fields, None),
     )
-    has_new_picture = any(isinstance(value, bytes) for value in given.values())
-    if not has_new_picture or made.picture is None:
-        return edited, None
-    return edited, partial(services.contents.put, job.id, "input", made.picture, "application/octet-stream")
+    new = {
+        own for name, value in given.items() if isinstance(value, bytes) for own in replaced_by(name, kind)
+    }
+    pictures = {
+        picture.content: made.pictures[picture.content]
+        for name, picture in kind.pictures.items()
+        if name in new
+    }
+    return edited, partial(put_pictures, services.contents, job.id, pictures) if pictures else None
 
 
 def _edited_run(services: Services, job: Job, changes: Mapping[str, Any], webhook_url: str | None) -> NewJob:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from slipway_gateway.fields.description import PUBLIC_FIELDS, property_of
+from slipway_gateway.fields.description import PICTURE_FORMS, PUBLIC_FIELDS, property_of
 from slipway_gateway.fields.kinds import PICTURE, VideoKind
 from slipway_gateway.fields.parsing import NESTED
 from slipway_gateway.fields.resuming import changeable_fields
@@ -104,7 +104,7 @@ def _properties(kinds: Mapping[str, VideoKind], names: Iterable[str]) -> dict[st
     wanted = set(names)
     for kind in kinds.values():
         for name, field in kind.fields.items():
-            if name not in wanted or field is kind.picture:
+            if name not in wanted or kind.public_name(name) == PICTURE:
                 continue
             described = property_of(field)
             if name not in found:
@@ -120,11 +120,12 @@ def _body(properties: dict[str, Any], types: tuple[str, ...], *, required: bool)
     content = {}
     for kind in types:
         own = dict(properties)
-        if kind == FORM and PICTURE in own:
-            own[PICTURE] = {**own[PICTURE], "type": "string", "format": "binary"}
-            own[PICTURE].pop("anyOf", None)
-        if kind == URL_ENCODED:
-            own.pop(PICTURE, None)
+        for name in [name for name, each in own.items() if each.get("anyOf") is PICTURE_FORMS]:
+            picture = own.pop(name)
+            if kind == FORM:
+                own[name] = {"type": "string", "format": "binary", "description": picture["description"]}
+            elif kind == JSON:
+                own[name] = picture
         nested = {
             name: {"type": "object" if kind == JSON else "string", "description": "Any of the other fields."}
             for name in NESTED

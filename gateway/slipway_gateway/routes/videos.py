@@ -28,7 +28,7 @@ from slipway_gateway.services import Services
 from slipway_serving.protocol.texts import short
 
 _MOST_LISTED = 100
-Variant = Literal["video", "thumbnail", "spritesheet", "draft", "input"]
+Variant = Literal["video", "thumbnail", "spritesheet", "draft", "input", "input_2", "input_3", "input_4"]
 
 
 def router(services: Services, own: OwnJobs) -> APIRouter:
@@ -102,7 +102,7 @@ def router(services: Services, own: OwnJobs) -> APIRouter:
         job: Annotated[Job, Depends(own.job)],
         variant: Annotated[Variant, Query(description="File to download.")] = "video",
     ) -> Response:
-        """Download the video, its thumbnail, its sprite sheet, its draft, or the picture of its request."""
+        """Download the video, its thumbnail, its sprite sheet, its draft, or a picture of its request."""
         return await content_response(services, job, variant, request)
 
     return routes

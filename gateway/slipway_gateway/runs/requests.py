@@ -21,21 +21,25 @@ _DELIVERY = ("stop_after_step", "draft", "priority", "timeout_s", "fps")
 
 
 def request_of(
-    kind: VideoKind, job: Job, picture: bytes | None, state: bytes | None, checkpoint_every_steps: int
+    kind: VideoKind,
+    job: Job,
+    pictures: Mapping[str, bytes | None],
+    state: bytes | None,
+    checkpoint_every_steps: int,
 ) -> Request:
     """Return the request that a run sends.
 
     Args:
         kind: Kind of the video.
         job: Job of the run.
-        picture: Bytes of the job's picture, or None.
+        pictures: Bytes of each picture of the job, by the name of the field.
         state: State to continue from, or None.
         checkpoint_every_steps: Number of steps between two states, unless the job states another one.
 
     Raises:
         InvalidRequest: The state is damaged, or is one of another model.
     """
-    values = rebuilt_values(kind, job.request, picture)
+    values = rebuilt_values(kind, job.request, pictures)
     delivery = _delivery(kind, values, job, checkpoint_every_steps)
     if state is None:
         return kind.request(**{**values, **delivery})

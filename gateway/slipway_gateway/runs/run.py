@@ -185,7 +185,11 @@ class Run:
         return self._result(Ending.COMPLETED, cache_hit_rate=outcome.cache_hit_rate)
 
     async def _request(self) -> Any:
-        picture = await self._content("input") if self._kind.picture is not None else None
+        pictures = {
+            name: await self._content(picture.content)
+            for name, picture in self._kind.pictures.items()
+            if self.job.request.get(name) is not None
+        }
         state = await self._content("state") if self.has_state else None
         if self.has_state and state is None:
             raise Unrecoverable(
@@ -193,7 +197,7 @@ class Run:
             )
         if state is not None:
             self._origin = await asyncio.to_thread(origin_of, state, self.job.model)
-        return request_of(self._kind, self.job, picture, state, self._every)
+        return request_of(self._kind, self.job, pictures, state, self._every)
 
     async def _content(self, name: str) -> bytes | None:
         found = await self._contents.get(self.job.id, name)

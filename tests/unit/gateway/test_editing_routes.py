@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from api_without_servers import Api, api_without_servers, picture
+from api_without_servers import MODELS, Api, api_without_servers, picture
 from gateway_jobs import LEASE_S, run_of
+
+from slipway_gateway.database.models import write_model
 
 
 @pytest.fixture
@@ -129,6 +132,34 @@ async def test_picture_stays_or_is_replaced_when_a_video_is_edited(api: Api) -> 
     assert await stored(job["id"]) == blue
     copy = await api.call("POST", f"{path}/duplicate")
     assert await stored(copy["id"]) == blue and copy["seed"] == 3
+
+
+async def test_each_picture_is_stored_downloaded_and_replaced_by_itself(api: Api) -> None:
+    parameters = {**MODELS["wan_t2v"], "range_image": "1:1", "range_last_image": "0:1"}
+    await write_model(api.services.database, "wan_t2v", parameters, time.time())
+    await api.services.catalog.refresh()
+    red, blue, green = picture(), picture("blue"), picture("green")
+    files = {"input_reference": ("a.png", red), "last_image": ("b.png", blue)}
+    fields = {"model": "wan_t2v", "prompt": "it moves"}
+    job = await api.call("POST", "/v1/videos", data=fields, files=files)
+
+    async def inputs(job_id: str) -> list[bytes]:
+        path = f"/v1/videos/{job_id}/content"
+        answers = [
+            await api.http.get(path, params={"variant": job["request"][name]["content"]})
+            for name in ("image", "last_image")
+        ]
+        return [answer.content for answer in answers]
+
+    assert await inputs(job["id"]) == [red, blue]
+    path = f"/v1/videos/{job['id']}"
+    await api.call("PATCH", path, files={"last_image": ("c.png", green)})
+    assert await inputs(job["id"]) == [red, green]
+    copy = await api.call("POST", f"{path}/duplicate", files={"input_reference": ("d.png", blue)})
+    assert await inputs(copy["id"]) == [blue, green]
+    text = "data:image/png;base64,?"
+    refused = await api.call("POST", "/v1/videos", 400, json={**fields, "last_image": text})
+    assert asked(refused) == ("invalid_value", "last_image")
 
 
 async def test_queue_has_the_order_that_its_owner_gives_it(api: Api) -> None:

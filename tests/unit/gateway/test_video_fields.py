@@ -107,7 +107,7 @@ def test_picture_decides_nothing_when_the_model_has_a_usual_size() -> None:
     made = create(KINDS["framepack_i2v"], {"prompt": "a", "input_reference": picture()}, FRAMEPACK, "normal")
     assert (made.width, made.height) == (64, 64)
     assert made.values["image"] == {"content": "input"}
-    assert made.picture == picture()
+    assert made.pictures == {"input": picture()}
 
 
 def test_picture_is_refused_when_it_is_none() -> None:
@@ -122,7 +122,7 @@ def test_picture_is_taken_when_the_checkpoint_takes_one(pictures: str, given: bo
     served = ServedModel("wan_t2v", {**WAN.parameters, "range_image": pictures})
     more = {"input_reference": picture()} if given else {}
     made = create(KINDS["wan_t2v"], {"prompt": "a", **more}, served, "normal")
-    assert (made.picture is not None) is given
+    assert made.pictures == ({"input": picture()} if given else {})
 
 
 @pytest.mark.parametrize(("pictures", "required"), [("0:0", None), ("0:1", False), ("1:1", True)])
@@ -144,22 +144,53 @@ def test_picture_must_be_given_when_the_checkpoint_needs_one() -> None:
         create(KINDS["wan_t2v"], {"prompt": "a"}, served, "normal")
 
 
-@pytest.mark.parametrize("pictures", ["0:0", "0:1"])
-def test_last_picture_is_no_field_when_the_checkpoint_can_do_without_it(pictures: str) -> None:
-    parameters = {**WAN.parameters, "range_image": "1:1", "range_last_image": pictures}
-    given = {"prompt": "a", "input_reference": picture()}
-    served = ServedModel("wan_t2v", parameters)
-    assert create(KINDS["wan_t2v"], given, served, "normal").picture == picture()
-    assert "last_image" not in {
-        field["name"] for field in model_description(KINDS["wan_t2v"], served)["fields"]
-    }
+def between(pictures: str) -> ServedModel:
+    """A model of videos that begin with a picture and may end with one."""
+    return ServedModel("wan_t2v", {**WAN.parameters, "range_image": "1:1", "range_last_image": pictures})
 
 
-def test_model_is_refused_when_its_checkpoint_needs_a_last_picture() -> None:
-    served = ServedModel("wan_t2v", {**WAN.parameters, "range_image": "1:1", "range_last_image": "1:1"})
+@pytest.mark.parametrize("pictures", ["0:1", "1:1"])
+def test_last_picture_is_taken_beside_the_first(pictures: str) -> None:
+    kind, first, last = KINDS["wan_t2v"], picture(), picture(64, 64)
+    given = {"prompt": "a", "input_reference": first, "last_image": last}
+    made = create(kind, given, between(pictures), "normal")
+    assert (made.values["image"], made.values["last_image"]) == ({"content": "input"}, {"content": "input_2"})
+    assert made.pictures == {"input": first, "input_2": last}
+    stored = json.loads(json.dumps(made.values))
+    rebuilt = kind.request(
+        **rebuilt_values(kind, stored, {"image": first, "last_image": last}), output="video"
+    )
+    assert rebuilt == made.request
+    fields = {field["name"]: field for field in model_description(kind, between(pictures))["fields"]}
+    assert fields["last_image"]["type"] == "picture"
+    assert fields["last_image"]["required"] is (pictures == "1:1")
+
+
+@pytest.mark.parametrize(
+    ("pictures", "last", "said"),
+    [
+        ("0:0", True, "last_image must be left out for this model's checkpoint, which takes none"),
+        ("1:1", False, "last_image must be given for this model's checkpoint, got none"),
+        ("0:1", "red", "last_image must be a picture file, a URL or a data URL, got 'red'"),
+        ("0:1", b"GIF89a", "last_image must be"),
+    ],
+)
+def test_last_picture_is_refused_by_name(pictures: str, last: Any, said: str) -> None:
     given = {"prompt": "a", "input_reference": picture()}
-    with pytest.raises(InvalidRequest, match="needs no last_image, .* try slipway generate --last-image FIL"):
-        create(KINDS["wan_t2v"], given, served, "normal")
+    if last:
+        given["last_image"] = picture() if last is True else last
+    with pytest.raises(InvalidRequest, match=said):
+        create(KINDS["wan_t2v"], given, between(pictures), "normal")
+
+
+def test_last_picture_is_not_described_when_the_checkpoint_takes_none() -> None:
+    described = model_description(KINDS["wan_t2v"], between("0:0"))
+    assert "last_image" not in {field["name"] for field in described["fields"]}
+
+
+def test_model_that_needs_two_pictures_is_not_chosen_for_one() -> None:
+    served = {"wan_t2v": between("1:1"), "framepack_i2v": FRAMEPACK}
+    assert chosen_model(None, {"prompt", "input_reference"}, KINDS, served).model == "framepack_i2v"
 
 
 def test_draft_is_a_video_when_a_stop_is_asked_for() -> None:
@@ -175,7 +206,7 @@ def test_request_is_equal_when_it_is_rebuilt_from_what_a_job_stores() -> None:
     kind = KINDS["wan_t2v"]
     made = wan(prompt="a", guidance_scale_2=3.5, cache_threshold="0.25", seed=3)
     stored = json.loads(json.dumps(made.values))
-    assert kind.request(**rebuilt_values(kind, stored, None), output="video") == made.request
+    assert kind.request(**rebuilt_values(kind, stored, {}), output="video") == made.request
 
 
 class TestModel:

@@ -62,6 +62,7 @@ export const texts = {
       picture: "Please give a picture.",
       names: {
         input_reference: "First picture",
+        last_image: "Last picture",
         fps: "Frames per second",
         frames: "Frames",
         seconds: "Length",

@@ -272,7 +272,7 @@
 /**
  * @typedef {object} Contents
  * @property {(id: string, variant: import("./views/video/contents.js").Variant) => Promise<string>} url Function that gives a file's address.
- * @property {(id: string) => Promise<File>} picture Function that downloads the picture of a job's request.
+ * @property {(id: string, content: string) => Promise<File>} picture Function that downloads a picture of a job's request.
  * @property {(id: string) => void} drop Function that frees the files of a job.
  * @property {() => void} close
  */

@@ -165,7 +165,7 @@ function pictureControl(field) {
     hint: texts.common.file.dropPicture,
     accept: "image/*",
     camera: true,
-    paste: true,
+    paste: field.name === "input_reference",
     passOn: true,
     onFile: () => show(null),
   });

@@ -188,8 +188,11 @@ function build({ api, models }) {
       return;
     }
     await attempt(async () => {
-      const hasPicture = Object.values(video.request).some((value) => value?.content === "input");
-      if (hasPicture) request.picture(await files.picture(video.id));
+      for (const [name, value] of Object.entries(video.request)) {
+        if (!value?.content) continue;
+        const field = value.content === "input" ? "input_reference" : name;
+        request.fill(video.model, { [field]: await files.picture(video.id, value.content) });
+      }
     });
     request.element.scrollIntoView({ block: "start" });
   }

@@ -39,8 +39,8 @@ export function contents(api) {
       }
       return found;
     },
-    async picture(id) {
-      const blob = await api.blob(`/v1/videos/${id}/content?variant=input`);
+    async picture(id, content) {
+      const blob = await api.blob(`/v1/videos/${id}/content?variant=${content}`);
       return new File([blob], texts.video.pictureName, { type: "image/*" });
     },
     drop(id) {

@@ -101,8 +101,7 @@ export function requestCard(first, create, onCreated) {
     replace(notes);
     if (!form.check()) return;
     const values = form.values();
-    const plain = { ...values };
-    delete plain.input_reference;
+    const plain = Object.fromEntries(Object.entries(values).filter(([, value]) => !(value instanceof File)));
     // Another model may be chosen while the drafts are sent.
     const { id } = current;
     keepSetting(`video.form.${id}`, plain);
