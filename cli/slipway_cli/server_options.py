@@ -28,7 +28,7 @@ Urls = Annotated[
     str | None,
     typer.Option(
         help=f"{_URL_HELP}; by default, localhost:8001, or localhost:8000 with --protocol http. Several"
-        " addresses are separated by commas: where a server shuts down, the next one continues its video.",
+        " addresses are separated by commas: where a server shuts down, the next one continues its work.",
         metavar="HOST:PORT[,HOST:PORT]",
         envvar=URL_VARIABLE,
     ),

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -20,11 +21,12 @@ from slipway_client import Client, Picture, Progress
 from slipway_export.families import family_named, registered
 from slipway_export.options import ExportOptions
 from slipway_export.run import run_export
+from slipway_export.spec import Precision
 from slipway_loadtests.soak.running import Options, soak_at
 from slipway_loadtests.soak.sampled import all_kinds, of_families
 from slipway_loadtests.soak.traffic import FAILED
 from slipway_loadtests.soak.verdict import counts
-from slipway_serving.protocol.errors import InvalidRequest
+from slipway_serving.protocol.errors import Cancelled, DeadlineExceeded, InvalidRequest
 from slipway_serving.protocol.events import read
 from slipway_serving.protocol.fields import encode
 from slipway_serving.runtime.in_process import InProcessModels, read_config
@@ -109,6 +111,13 @@ def test_program_paints_the_reference_picture_without_a_server(
     assert psnr_db(picture.picture, painted(checkpoint, guidance)) > 60
 
 
+def test_networks_are_exported_and_verified_in_half_precision(checkpoint: Path, tmp_path: Path) -> None:
+    options = ExportOptions(
+        str(checkpoint), tmp_path, components=("denoiser", "vae_decoder"), precision=Precision.FP16
+    )
+    assert run_export(family_named("pictures"), options).placed
+
+
 @pytest.mark.parametrize("guidance", [GUIDANCE, 1.0])
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
 def test_picture_is_that_of_the_reference_pipeline(
@@ -136,6 +145,22 @@ def test_picture_is_a_file_when_the_command_line_asks(server: Server, tmp_path: 
     assert "a picture, 64x64" in done.stdout
     with PIL.Image.open(path) as picture:
         assert picture.size == (64, 64)
+
+
+def test_cancellation_and_deadline_stop_the_work(repository: Path) -> None:
+    from slipway_pictures.request import PictureRequest
+
+    folder, models = repository / "pictures", InProcessModels(repository)
+    program = load_program(Settings("pictures", folder / "1", read_config(folder)))
+    left: list[bool] = []
+    request = PictureRequest(SUBJECT, steps=STEPS)
+    responses = program.run(Call(encode(request), models, is_cancelled=lambda: bool(left)))
+    next(responses)
+    left.append(True)
+    with pytest.raises(Cancelled, match=f"before step 2 of {STEPS}"):
+        next(responses)
+    with pytest.raises(DeadlineExceeded, match="time limit"):
+        list(program.run(Call(encode(replace(request, timeout_s=1e-6)), models)))
 
 
 def test_field_is_refused_by_its_name(server: Server, installed: Path) -> None:

@@ -332,6 +332,10 @@ def test_page_is_accessible_and_fits_the_screen(
         page.screenshot(path=tmp_path / f"{look}-{size}.png", full_page=True)
         assert page.evaluate("document.documentElement.scrollWidth") <= page.viewport_size["width"]
         assert violations(page) == []
+        page.evaluate("scrollTo(0, document.documentElement.scrollHeight)")
+        page.get_by_role("link", name="Fleet").click()
+        expect(page.get_by_role("heading", name="Fleet")).to_be_visible()
+        assert page.evaluate("scrollY") == 0
     assert job["status"] == "completed"
 
 

@@ -1,4 +1,4 @@
-"""The networks with the tensors that the graphs have."""
+"""The networks with the tensors that the graphs have: float32 at the edges, in every precision."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ class Denoiser(nn.Module):
 
     def forward(self, latents: Tensor, timestep: Tensor, class_labels: Tensor) -> Tensor:
         """Return the noise, shape of the latents: [batch, 4, height / 8, width / 8]."""
-        found: Tensor = self.network(latents, timestep=timestep[:, 0], class_labels=class_labels[:, 0]).sample
-        return found[:, : latents.shape[1]]
+        given = latents.to(self.network.dtype)
+        found: Tensor = self.network(given, timestep=timestep[:, 0], class_labels=class_labels[:, 0]).sample
+        return found[:, : latents.shape[1]].float()
 
 
 class Decoder(nn.Module):
@@ -28,5 +29,5 @@ class Decoder(nn.Module):
 
     def forward(self, latents: Tensor) -> Tensor:
         """Decode the latents as the loop leaves them."""
-        samples: Tensor = self.vae.decode(latents * self.scale).sample
-        return samples
+        samples: Tensor = self.vae.decode((latents * self.scale).to(self.vae.dtype)).sample
+        return samples.float()

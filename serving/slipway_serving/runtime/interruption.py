@@ -47,5 +47,5 @@ class Interruption:
         if self._limit_s is not None and self.elapsed_s() >= self._limit_s:
             raise DeadlineExceeded(
                 f"{self._where}: the work must end within its time limit of {self._limit_s:g} s, got "
-                f"{self.elapsed_s():.3g} s {point}; try a longer limit, fewer steps or a smaller video"
+                f"{self.elapsed_s():.3g} s {point}; try a longer limit, fewer steps or a smaller result"
             )

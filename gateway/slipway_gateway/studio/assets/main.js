@@ -87,6 +87,8 @@ function show() {
   });
   shown = { view, built };
   replace(main, built.element);
+  // A view begins at its top, wherever the person was in the one before.
+  scrollTo({ top: 0, behavior: "instant" });
   keepSetting(LAST_VIEW, view.id);
   document.title = `${view.label} – ${texts.common.title}`;
   announce(view.label);
