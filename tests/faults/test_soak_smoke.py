@@ -26,6 +26,8 @@ from slipway_loadtests.soak.verdict import counts
 from slipway_loadtests.soak.workload import Ask, Kind
 from slipway_serving.triton.server import Server
 
+pytestmark = pytest.mark.long
+
 ADAPTER = """
 import triton_python_backend_utils as pb_utils
 

@@ -6,9 +6,12 @@ import json
 import shutil
 from pathlib import Path
 
+import pytest
 from wakeword_fixtures import export_all
 
 from slipway_cli import root
+
+pytestmark = pytest.mark.long
 
 SHORT = (
     "--size 32x32 --frames 5 --steps 4 --pairs 2 --jobs 20 --watchers 4 --sockets 2 --seconds 2"

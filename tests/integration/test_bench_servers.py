@@ -17,6 +17,8 @@ from slipway_recipes.judges.shapes import JUDGE_FILE, Judge
 from slipway_recipes.wan_t2v import measures
 from slipway_serving.triton.server import Server
 
+pytestmark = pytest.mark.long
+
 SHORT = "--rounds 1 --size 32x32 --frames 5 --steps 2"
 WITH_INTERVAL = f"{TRITON}, guidance_stop 0.5"
 
@@ -27,7 +29,6 @@ def bench(output: Path, *more: str) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.long
 def test_checkpoint_is_exported_served_and_compared_with_diffusers(one_expert: Path, tmp_path: Path) -> None:
     found = bench(tmp_path, "--checkpoint", str(one_expert), "--quiet")
     assert list(found["subjects"])[:3] == [DIFFUSERS, IN_PROCESS, TRITON]

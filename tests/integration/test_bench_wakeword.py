@@ -15,6 +15,8 @@ from slipway_cli import root
 from slipway_serving.protocol.errors import Unrecoverable
 from slipway_serving.triton.server import Server
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(scope="module")
 def output(tmp_path_factory: pytest.TempPathFactory) -> Path:

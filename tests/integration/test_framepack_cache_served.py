@@ -28,6 +28,8 @@ from slipway_serving.protocol.errors import InvalidRequest
 from slipway_serving.protocol.images import pixels
 from slipway_serving.triton.server import Server, ServerConfig
 
+pytestmark = pytest.mark.long
+
 PICTURE = np.random.default_rng(3).integers(0, 256, (4, 6, 3), np.uint8).repeat(8, 0).repeat(8, 1)
 REQUEST = ImageToVideoRequest(
     image=PICTURE,

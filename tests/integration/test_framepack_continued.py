@@ -27,6 +27,8 @@ from slipway_client import (
 from slipway_client.states import split_state
 from slipway_serving.triton.server import Server, ServerConfig
 
+pytestmark = pytest.mark.long
+
 PICTURE = np.random.default_rng(3).integers(0, 256, (8, 12, 3), np.uint8).repeat(8, 0).repeat(8, 1)
 REQUEST = ImageToVideoRequest(
     image=PICTURE, prompt="A paper boat sails down a rainy street.", height=32, width=48, steps=2, seed=7

@@ -23,6 +23,8 @@ from slipway_serving.protocol.events import FramesPart
 from slipway_serving.runtime.in_process import InProcessModels, read_config
 from slipway_serving.runtime.interruption import Interruption
 
+pytestmark = pytest.mark.long
+
 PICTURE = np.random.default_rng(5).integers(0, 256, (4, 6, 3), np.uint8).repeat(8, 0).repeat(8, 1)
 REQUEST = ImageToVideoRequest(
     image=PICTURE, prompt="a boat", seconds=2.4, height=32, width=48, steps=2, seed=7, output="frames"

@@ -22,6 +22,8 @@ from slipway_export.run import components_of, run_export
 from slipway_export.spec import Engine, Precision
 from slipway_serving.runtime.in_process import InProcessModels, read_config
 
+pytestmark = pytest.mark.long
+
 
 def measured(line: str, output: Path) -> dict[str, Any]:
     """The JSON of a run, whose chart is beside it."""
@@ -31,7 +33,6 @@ def measured(line: str, output: Path) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.long
 def test_videos_show_what_unseen_prompts_say_plainly_and_with_shortcuts(tmp_path: Path) -> None:
     found = measured("--precision fp32 --samples 2", tmp_path)
     shortcuts = ("cache_threshold 0.1", "cache_threshold 0.2", "guidance_stop 0.5")
@@ -43,7 +44,6 @@ def test_videos_show_what_unseen_prompts_say_plainly_and_with_shortcuts(tmp_path
     assert (tmp_path / "quality_videos.png").stat().st_size > 10_000
 
 
-@pytest.mark.long
 def test_pictures_go_on_as_unseen_prompts_say_in_both_orders_and_with_shortcuts(tmp_path: Path) -> None:
     found = measured("--family framepack_i2v --precision fp32 --samples 1", tmp_path)
     ways = ("forward", "cache_threshold 0.1", "cache_threshold 0.2")
@@ -55,7 +55,6 @@ def test_pictures_go_on_as_unseen_prompts_say_in_both_orders_and_with_shortcuts(
     assert (tmp_path / "quality_videos.png").stat().st_size > 10_000
 
 
-@pytest.mark.long
 def test_blocks_of_unseen_worlds_obey_their_keys_in_every_mode(tmp_path: Path) -> None:
     found = measured("--family matrix_game --precision fp32 --samples 1", tmp_path)
     assert list(found["subjects"]) == ["fp32, universal", "fp32, gta_drive", "fp32, templerun"]
@@ -74,7 +73,6 @@ def test_ready_word_is_heard_and_little_else(tmp_path: Path) -> None:
     assert heard["false_accepts_an_hour"] * heard["hours"] <= 1
 
 
-@pytest.mark.long
 def test_corrected_trajectories_are_at_most_half_as_wrong(tmp_path: Path) -> None:
     found = measured("--family airimu --precision fp32 --samples 3", tmp_path)
     corrected = found["subjects"]["fp32"]
@@ -82,7 +80,6 @@ def test_corrected_trajectories_are_at_most_half_as_wrong(tmp_path: Path) -> Non
     assert corrected["recordings_halved"] == 1
 
 
-@pytest.mark.long
 def test_graph_for_tensorrt_takes_the_place_of_the_served_one(checkpoint: Path, tmp_path: Path) -> None:
     family = family_named("wan_t2v")
     axes = VideoOptions(request=replace(REQUEST, frames=5, height=32, width=32)).axes

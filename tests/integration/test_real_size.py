@@ -6,8 +6,11 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from slipway_cli import root
+
+pytestmark = pytest.mark.long
 
 
 def test_served_frames_are_diffusers_when_prompt_embeddings_are_the_served_ones(

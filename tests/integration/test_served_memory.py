@@ -29,6 +29,8 @@ from tritonclient.utils import InferenceServerException
 from slipway_serving.system.server_processes import process_ids
 from slipway_serving.triton.server import Server
 
+pytestmark = pytest.mark.long
+
 WIDTH, LAYERS, INSTANCES = 2048, 14, 3
 # As the CPU computes them: float16 products in float32.
 WEIGHT_BYTES = LAYERS * WIDTH * WIDTH * 4

@@ -18,6 +18,8 @@ from stopped_videos import EULER, Answer, LocalPipeline, cached_export, equal, i
 from slipway_client import ImageToVideoRequest, TextToVideoRequest
 from slipway_serving.protocol.diffusion.stopping import DenoisingRequest
 
+pytestmark = pytest.mark.long
+
 WAN = TextToVideoRequest(
     "a lake", negative_prompt="blur", frames=5, height=32, width=32, steps=6, guidance_scale_2=3.0,
     output="frames",
@@ -126,7 +128,6 @@ def test_framepack_is_equal_when_it_is_stopped_anywhere(pipelines: Pipelines, ca
     check_framepack(pipelines, case)
 
 
-@pytest.mark.long
 @settings(FREELY, max_examples=LONG_EXAMPLES)
 @given(case=WAN_CASES)
 def test_wan_is_equal_in_a_thousand_examples(pipelines: Pipelines, case: Any) -> None:

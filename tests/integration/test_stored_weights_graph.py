@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import pytest
 from onnx import numpy_helper
 
 from slipway_export.checkpoint.axes import axes_of
@@ -13,6 +14,8 @@ from slipway_export.checkpoint.opening import open_checkpoint
 from slipway_export.families import family_named
 from slipway_export.graph.onnx import export_graph
 from slipway_export.spec import Loading, Precision
+
+pytestmark = pytest.mark.long
 
 WAN = family_named("wan_t2v")
 

@@ -321,6 +321,7 @@ def test_word_is_heard_in_a_file(browser: Any, gateway: Gateway, said: Path, tmp
         expect(page.get_by_role("alert")).to_contain_text("no.wav cannot be read as sound")
 
 
+@pytest.mark.long
 def test_word_is_trained_from_recordings_and_then_heard(
     browser: Any, gateway: Gateway, tmp_path: Path
 ) -> None:

@@ -26,6 +26,8 @@ from slipway_serving.runtime.torch_engine.network import Network
 from slipway_serving.runtime.torch_engine.options import TorchOptions, Weights
 from slipway_serving.runtime.torch_engine.program import TorchModel
 
+pytestmark = pytest.mark.long
+
 # A section has 33 frames and, as FramePack is used, 25 steps.
 FRAMES, STEPS = 33, 25
 CONFIG = "transformer/config.json"

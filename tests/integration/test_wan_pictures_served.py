@@ -91,6 +91,7 @@ def i2v(shared: Path) -> Iterator[Served]:
     yield from served(shared, "tiny-i2v")
 
 
+@pytest.mark.long
 def test_served_video_from_text_equals_diffusers_when_the_checkpoint_is_ti2v(ti2v: Served) -> None:
     ti2v.check(REQUEST, {"seed": replace(REQUEST, seed=8), "image": FROM_PICTURE})
 

@@ -16,6 +16,8 @@ from slipway_export.families.airimu.network import load_network
 from slipway_recipes.recipe import Making
 from slipway_recipes.registry import recipe_named
 
+pytestmark = pytest.mark.long
+
 # Other processors add up in another order, and steps of training make more of that: 0.0022 was seen. Training
 # moves the weights by 0.017 from those that it begins with, so more than a third of that is too much.
 WEIGHTS_OFF, FIGURES_OFF = 0.005, 0.05
