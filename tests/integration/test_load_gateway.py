@@ -65,7 +65,8 @@ def test_load_says_what_is_wrong_before_a_job_is_created(
 def test_wrong_field_is_named_when_users_begin(
     gateway: Gateway, environment: LoadEnvironment, tmp_path: Path
 ) -> None:
-    line = f"--via gateway --gateway {gateway.url} --family wan_t2v --field wan_t2v.frame=5 --seconds 1"
+    # On a busy machine, the users begin after several seconds.
+    line = f"--via gateway --gateway {gateway.url} --family wan_t2v --field wan_t2v.frame=5 --seconds 15"
     done = environment.load(tmp_path, "localhost:1", f"{line} --users 1")
     assert done.code == 1
     assert "fields of wan_t2v must be of" in done.report["refusals"][0]
