@@ -73,7 +73,10 @@ class VideoKind:
     @cached_property
     def fields(self) -> Mapping[str, Field]:
         """Fields that a caller may give, by their names in the request class."""
-        return {field.name: field for field in fields_of(self.request) if field.name not in _OWN}
+        fields = fields_of(self.request)
+        pictures = [field.name for field in fields if isinstance(field.rule, Image)]
+        left_out = {*_OWN, *pictures[len(INPUTS) :]}
+        return {field.name: field for field in fields if field.name not in left_out}
 
     @cached_property
     def pictures(self) -> Mapping[str, PictureField]:

@@ -22,7 +22,7 @@ from slipway_gateway.jobs.rows import job_of
 from slipway_serving.protocol.errors import InvalidRequest
 from slipway_serving.protocol.texts import short
 
-StorePicture = Callable[[], Awaitable[None]]
+StorePictures = Callable[[], Awaitable[None]]
 """Function that stores pictures of a job in place of those before."""
 _EDITED = (
     "request",
@@ -49,7 +49,7 @@ class EditStore(CallerStore):
         limits: KeyLimits,
         *,
         place: Place | None = None,
-        store_picture: StorePicture | None = None,
+        store_pictures: StorePictures | None = None,
     ) -> Job:
         """Give a waiting or paused job other fields, and a waiting one another place in the queue.
 
@@ -58,7 +58,7 @@ class EditStore(CallerStore):
             edited: Fields of the job from now on; its id and owner are those of the job. None changes none.
             limits: Limits of the key, which the edited job must keep like a new one.
             place: Place in the queue among the jobs of the key with the same priority; None keeps it.
-            store_picture: Function that is called before the fields change, while no worker can take the job.
+            store_pictures: Function that is called before the fields change, while no worker can take the job.
 
         Raises:
             ApiError: The job does not exist (status 404), runs, has ended, or was edited meanwhile (409).
@@ -82,8 +82,8 @@ class EditStore(CallerStore):
                         code="video_changed",
                         final=True,
                     )
-                if store_picture is not None:
-                    await store_picture()
+                if store_pictures is not None:
+                    await store_pictures()
             if place is not None:
                 values["queued_at"] = await self._make_place(session, row, values.get("rank"), place)
             return await self._change(session, row, **values) if values else job_of(row)

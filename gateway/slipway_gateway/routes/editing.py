@@ -11,7 +11,7 @@ from fastapi import APIRouter, Depends, Request, Response
 from slipway_gateway.access.keys import Key
 from slipway_gateway.fields.creation import create
 from slipway_gateway.fields.resuming import resumed_values
-from slipway_gateway.jobs.edit_store import StorePicture
+from slipway_gateway.jobs.edit_store import StorePictures
 from slipway_gateway.jobs.job import Job, NewJob, Place
 from slipway_gateway.routes.answers import POLL_HEADER, POLL_MS, VideoAnswer, video_answer
 from slipway_gateway.routes.bodies import read_fields
@@ -64,8 +64,8 @@ def router(services: Services, own: OwnJobs) -> APIRouter:
         """
         fields = await read_fields(request, "videos", settings.max_body_bytes)
         place = _place(fields.pop(BEFORE)) if BEFORE in fields else None
-        edited, store_picture = await _edited(services, key, job, fields) if fields else (None, None)
-        done = await services.store.edit(job, edited, key.limits, place=place, store_picture=store_picture)
+        edited, store_pictures = await _edited(services, key, job, fields) if fields else (None, None)
+        done = await services.store.edit(job, edited, key.limits, place=place, store_pictures=store_pictures)
         services.feed.forget_positions()
         return await answer(done, response)
 
@@ -113,7 +113,7 @@ def _place(value: Any) -> Place:
 
 async def _edited(
     services: Services, key: Key, job: Job, changes: Mapping[str, Any]
-) -> tuple[NewJob, StorePicture | None]:
+) -> tuple[NewJob, StorePictures | None]:
     """Return a job's fields after the changes of its caller, and the function that stores its new pictures.
 
     Raises:

@@ -89,10 +89,10 @@ async def test_picture_is_stored_only_while_no_worker_can_take_the_job(store: Jo
         stored.append(True)
 
     job = await create(store)
-    await store.edit(job, edited(job), UNLIMITED, store_picture=put)
+    await store.edit(job, edited(job), UNLIMITED, store_pictures=put)
     running = await claim(store)
     with pytest.raises(ApiError, match="is in_progress"):
-        await store.edit(running, edited(running), UNLIMITED, store_picture=put)
+        await store.edit(running, edited(running), UNLIMITED, store_pictures=put)
     assert stored == [True]
 
 

@@ -193,8 +193,9 @@ async def test_wish_is_met_when_the_database_did_not_answer_at_first(
 
 
 async def test_database_is_asked_for_a_job_once_when_none_was_queued_since(
-    database: Database, store: JobStore, contents: ContentStore
+    database: Database, store: JobStore, contents: ContentStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(module, "_ASK_AGAIN_S", 600.0)  # A busy machine takes longer than the usual time.
     counting, server = CountingStore(database), EndingServer(has_states=False)
     async with working(server, database, counting, contents):
         for look in range(1, 5):
