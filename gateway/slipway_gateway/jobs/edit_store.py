@@ -58,7 +58,7 @@ class EditStore(CallerStore):
             edited: Fields of the job from now on; its id and owner are those of the job. None changes none.
             limits: Limits of the key, which the edited job must keep like a new one.
             place: Place in the queue among the jobs of the key with the same priority; None keeps it.
-            store_pictures: Function that is called before the fields change, while no worker can take the job.
+            store_pictures: Function that is called before the fields change, while no worker can take it.
 
         Raises:
             ApiError: The job does not exist (status 404), runs, has ended, or was edited meanwhile (409).
