@@ -223,12 +223,10 @@ def _traced(component: Component, module: torch.nn.Module, engine: Engine, opset
     trace = Trace(component, module, inputs, shapes, engine=engine, opset=opset)
     standard = engine is not Engine.ONNXRUNTIME
     dialect = component.restate(module) if standard else _onnxruntime_dialect(component, module)
-    with trace.alone():
-        if (kept := trace.kept()) is not None:
-            return kept
-        with dialect:
+    with trace.alone(), dialect:
+        if (model := trace.kept(module)) is None:
             model = _trace(component, module, inputs, shapes, opset)
-        trace.keep(model)
+            trace.keep(model)
     return model
 
 

@@ -2,9 +2,10 @@
 
 Tracing takes most of the time of a small network's export. While the environment variable
 :data:`VARIABLE` names a folder, an export writes each traced graph to it, and reads the graph of an equal
-network from it. Two networks are equal when their weights, hyperparameters, example inputs and methods are
-equal, and when the exports ask for the same dynamic dimensions, operator set and dialect. The comparison
-does not see the functions that methods call. A folder is therefore for one run: the tests make one, and so
+network from it. Two networks are equal when their hyperparameters, example inputs and methods are equal, and
+the names, shapes and dtypes of their weights, and when the exports ask for the same dynamic dimensions,
+operator set and dialect; a graph that was read gets the weights of its network. The comparison does not see
+the functions that methods call. A folder is therefore for one run: the tests make one, and so
 does ``make matrix``. Every export is verified against PyTorch, also when its graph comes from the folder.
 """
 
@@ -23,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import onnx
 import onnx_ir as ir
+from onnx_ir.tensor_adapters import TorchTensor
 
 from slipway_export.spec import Component, Engine
 
@@ -63,10 +65,11 @@ class Trace:
             return
         sizes = [(tensor.name, tensor.dtype.value, str(tensor.sizes)) for tensor in component.outputs]
         dialect = engine is Engine.ONNXRUNTIME
-        settings = (component.label, str(component.axes), sizes, repr(shapes), dialect, opset)
+        changes = component.lower if dialect else component.restate
+        settings = (component.graph, str(component.axes), sizes, repr(shapes), dialect, changes, opset)
         pickled = io.BytesIO()
         try:
-            _Pickler(pickled).dump((settings, inputs, module, _methods(module)))
+            _Pickler(pickled, module).dump((settings, inputs, module, _methods(module)))
         except (pickle.PicklingError, AttributeError, TypeError):  # The network contains a local function.
             return
         self._path = Path(folder) / f"{hashlib.sha256(pickled.getvalue()).hexdigest()}.onnx"
@@ -83,11 +86,19 @@ class Trace:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 
-    def kept(self) -> ir.Model | None:
-        """Return the graph kept from an equal network; None if there is none."""
+    def kept(self, module: torch.nn.Module) -> ir.Model | None:
+        """Return the graph kept from an equal network; None if there is none.
+
+        Args:
+            module: The network as it is traced, whose weights the graph gets.
+        """
         if self._path is None or not self._path.is_file():
             return None
-        return ir.from_proto(onnx.load(self._path))
+        model = ir.from_proto(onnx.load(self._path))
+        weights = dict(_weights(module))
+        for name in weights.keys() & model.graph.initializers.keys():
+            model.graph.initializers[name].const_value = TorchTensor(weights[name].detach(), name=name)
+        return model
 
     def keep(self, model: ir.Model) -> None:
         """Keep a graph for the next export of an equal network."""
@@ -99,17 +110,23 @@ class Trace:
 
 
 class _Pickler(pickle.Pickler):
-    """Pickler that writes tensors by their values, and all absolute paths as the same word.
+    """Pickler that writes weights by their names, other tensors by their values, and any absolute path alike.
 
     Pickle itself writes a tensor's address in memory and the checkpoint's folder, which differ between equal
     networks.
     """
+
+    def __init__(self, file: io.BytesIO, module: torch.nn.Module) -> None:
+        super().__init__(file)
+        self._names = {id(tensor): name for name, tensor in _weights(module)}
 
     def persistent_id(self, thing: Any) -> Any:
         """Return the value that stands for a tensor or a path; None for anything else."""
         import torch
 
         if isinstance(thing, torch.Tensor):
+            if (name := self._names.get(id(thing))) is not None:
+                return (name, str(thing.dtype), tuple(thing.shape))
             values = thing.detach().contiguous().flatten().view(torch.uint8).numpy().tobytes()
             return (str(thing.dtype), tuple(thing.shape), hashlib.sha256(values).hexdigest())
         is_path = isinstance(thing, PurePath) or (isinstance(thing, str) and thing.startswith("/"))
@@ -131,6 +148,12 @@ def _methods(module: torch.nn.Module) -> list[tuple[object, ...]]:
 def _code(code: CodeType) -> tuple[object, ...]:
     constants = [_code(each) if isinstance(each, CodeType) else repr(each) for each in code.co_consts]
     return (code.co_code, code.co_names, constants)
+
+
+def _weights(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the name and the tensor of each parameter and buffer; a tied weight has several names."""
+    yield from module.named_parameters(remove_duplicate=False)
+    yield from module.named_buffers(remove_duplicate=False)
 
 
 def _bytes_of(module: torch.nn.Module) -> int:

@@ -85,15 +85,22 @@ def test_equal_network_takes_the_graph_of_the_first(traced: list[str], tmp_path:
     assert traced == ["net"] * 2
 
 
+def test_network_of_other_weights_takes_the_graph_and_keeps_its_weights(
+    traced: list[str], tmp_path: Path
+) -> None:
+    first = exported(Scaled(), tmp_path)
+    assert exported(Scaled(seed=1), tmp_path) != first  # compared with the network by `exported`
+    assert traced == ["net"]
+
+
 @pytest.mark.parametrize(
     ("other", "asked"),
     [
-        (Scaled(seed=1), component()),
         (Scaled(factor=3.0), component()),
         (Scaled().double().float(), component(most=5)),
         (torch.nn.Sequential(Scaled()), component()),
     ],
-    ids=["weights", "hyperparameter", "axis", "class"],
+    ids=["hyperparameter", "axis", "class"],
 )
 def test_other_network_is_traced_by_itself(
     traced: list[str], tmp_path: Path, other: torch.nn.Module, asked: Component
