@@ -28,6 +28,8 @@ from slipway_export.spec import Axis, Component, Precision
 from slipway_serving.protocol.turns import Turn
 from slipway_serving.runtime.in_process import InProcessModels
 
+pytestmark = pytest.mark.long
+
 LENGTHS = (1, 10, 500, 1000, 1009, 5000)
 BOUND = 1e-6
 OUTPUTS = ["correction_acc", "correction_gyro", "acc_cov", "gyro_cov"]

@@ -17,6 +17,8 @@ from slipway_serving.families.airimu.stream import CorrectorStream
 from slipway_serving.runtime.in_process import InProcessModels, read_config
 from slipway_serving.runtime.program import BatchProgram, Call, Settings, load_program
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(scope="module")
 def repository(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:

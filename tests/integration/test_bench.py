@@ -11,6 +11,8 @@ import torch
 
 from slipway_cli import root
 
+pytestmark = pytest.mark.long
+
 SMALL = (
     "--layers 1 --heads 2 --head-dim 24 --ffn-dim 96 --text-dim 32 --text-tokens 16 --size 48x32 --frames 5"
     " --rounds 2 --steps 3 --decode"

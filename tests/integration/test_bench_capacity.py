@@ -11,6 +11,8 @@ from slipway_benchmarks.capacity.measurements import compared_subjects, measure_
 from slipway_serving.protocol.errors import SlipwayError
 from slipway_serving.triton.server import Server
 
+pytestmark = pytest.mark.long
+
 OPTIONS = CapacityOptions(rounds=2, requests=20, load=0.8)
 VIDEO = next(subject for subject in compared_subjects() if subject.model == "wan_t2v")
 

@@ -15,6 +15,8 @@ from slipway_benchmarks.engines.benchmark import EAGER, FP32, INDUCTOR, INT8, TO
 from slipway_cli import root
 from slipway_export.families import family_named
 
+pytestmark = pytest.mark.long
+
 SMALL = "--family wakeword_head --component jarvis --axis batch=3 --rounds 2"
 TORCHAO = importlib.util.find_spec("torchao") is not None
 

@@ -35,6 +35,8 @@ from slipway_serving.runtime.shutdown import ShutdownStage
 from slipway_serving.system.server_folder import runtime_folder_at
 from slipway_serving.triton.server import Server
 
+pytestmark = pytest.mark.long
+
 STEPS = 6
 VIDEOS = 4
 REQUEST = TextToVideoRequest("a lake", frames=5, height=32, width=32, steps=STEPS, output="frames")

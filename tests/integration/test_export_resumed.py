@@ -33,6 +33,8 @@ from slipway_export.sizing.resource_check import (
 from slipway_export.spec import Precision
 from slipway_serving.protocol.errors import InvalidRequest
 
+pytestmark = pytest.mark.long
+
 MODELS = {f"three_{part}" for part in PARTS}
 
 

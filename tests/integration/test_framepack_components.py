@@ -23,6 +23,8 @@ from slipway_export.spec import Axis, Component, Engine
 from slipway_serving.runtime.in_process import InProcessModels
 from slipway_serving.triton.server import Server, ServerConfig
 
+pytestmark = pytest.mark.long
+
 TRANSFORMER = "framepack_i2v_transformer"
 Arrays = Mapping[str, np.ndarray[Any, Any]]
 # Verified where the graphs are, but for their largest sizes.

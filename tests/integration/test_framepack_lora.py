@@ -19,6 +19,8 @@ from slipway_export.options import ExportOptions
 from slipway_export.run import run_export
 from slipway_export.spec import Engine
 
+pytestmark = pytest.mark.long
+
 RANK, SCALE = 3, 0.7
 Network = HunyuanVideoFramepackTransformer3DModel
 # Original names of matrices that hold several modules of diffusers.

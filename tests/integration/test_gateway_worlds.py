@@ -21,16 +21,14 @@ from PIL import Image
 from prometheus_client.parser import text_string_to_metric_families
 from server_fixtures import wait_until
 from test_drain import drain
-from tiny_exports import checkpoint_once, exported_once
 from websockets.exceptions import InvalidStatus
+from world_fixtures import MODEL, exported_world
 
 from slipway_client import Client, Mp4Fragment, UniversalActions, UniversalRequest
 from slipway_gateway.replicas.replica import ReplicaState
 from slipway_serving.triton.server import Server, ServerConfig
 from slipway_serving.video.jpeg import JpegFrame
 
-MODEL = "matrix_game_universal"
-COMPONENTS = ("universal", "image_encoder", "vae_encoder", "vae_decoder")
 SOCKET = "/v1/realtime/video"
 LIMIT = 2
 FORWARD = {"keyboard_cond": {"forward": 1}, "mouse_cond": {"right": 0.1}}
@@ -49,10 +47,8 @@ START = {"model": MODEL, "image": base64.b64encode(picture()).decode(), "seed": 
 @pytest.fixture(scope="module")
 def repository(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The models of a `universal` world, which takes two sessions at a time."""
-    checkpoint = checkpoint_once(shared, "matrix_game")
-    made, _ = exported_once(shared, "matrix_game", str(checkpoint), components=COMPONENTS)
     copy = tmp_path_factory.mktemp("gateway_worlds") / "repository"
-    shutil.copytree(made, copy)
+    shutil.copytree(exported_world(shared), copy)
     config = copy / MODEL / "config.pbtxt"
     text = config.read_text()
     changed = text.replace(

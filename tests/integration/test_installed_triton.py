@@ -31,6 +31,8 @@ from slipway_serving.system.server_processes import stubs
 from slipway_serving.triton.server import Server
 from slipway_serving.triton.termination import models_inside
 
+pytestmark = pytest.mark.long
+
 CONFIG = "max_batch_size: 8\n" + tensor("input", "x", "FP32", "[4]") + tensor("output", "y", "FP32", "[4]")
 ONES = np.ones((1, 4), np.float32)
 REQUEST = TextToVideoRequest(prompt="A serene lake at sunset", frames=5, height=32, width=32, steps=2, seed=7)

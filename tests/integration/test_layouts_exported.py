@@ -32,6 +32,8 @@ from slipway_export.run import run_export
 from slipway_export.spec import Axis, Engine
 from slipway_serving.triton.server import Server, ServerConfig
 
+pytestmark = pytest.mark.long
+
 WAN = family_named("wan_t2v")
 REQUEST = TextToVideoRequest(
     "a lake", negative_prompt="blur", frames=5, height=32, width=32, steps=4, guidance_scale_2=3.0,

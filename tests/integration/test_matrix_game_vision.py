@@ -22,6 +22,8 @@ from slipway_export.run import run_export
 from slipway_export.spec import Axis, Family, Loading, Plan, Precision
 from slipway_serving.protocol.errors import InvalidRequest
 
+pytestmark = pytest.mark.long
+
 AXES = (Axis("batch", 1, 1, 2), Axis("token_height", 1, 2, 3), Axis("token_width", 1, 2, 4))
 
 

@@ -21,12 +21,11 @@ from load_environment import assert_all_answered, load_environment
 from matrix_game_reference import world_frames
 from prometheus_client.parser import text_string_to_metric_families
 from server_fixtures import wait_until
+from tiny_exports import checkpoint_once
 from wan_reference import psnr
+from world_fixtures import MODEL, exported_world
 
 from slipway_client import AsyncClient, Client, Event, FramesPart, InvalidRequest, Overloaded
-from slipway_export.families import family_named
-from slipway_export.options import ExportOptions
-from slipway_export.run import run_export
 from slipway_serving.families.matrix_game.facts import FACTS_FILE
 from slipway_serving.families.matrix_game.picture import crop_and_resize
 from slipway_serving.families.matrix_game.request import BlockMade, UniversalActions, UniversalRequest
@@ -40,27 +39,19 @@ from slipway_serving.triton.server import Server, ServerConfig
 from slipway_serving.video.fragments import Mp4Fragment
 from slipway_serving.video.jpeg import JpegFrame
 
-MODEL = "matrix_game_universal"
-# What a world is made by; not the graph of whole videos.
-COMPONENTS = ("universal", "image_encoder", "vae_encoder", "vae_decoder")
 PICTURE = np.random.default_rng(3).integers(0, 256, (70, 90, 3), np.uint8)
 BLOCKS = 10
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("matrix_game")
-    family_named("matrix_game").presets["tiny"].write(folder, 0)
-    return folder
+def checkpoint(shared: Path) -> Path:
+    return checkpoint_once(shared, "matrix_game")
 
 
 @pytest.fixture(scope="module")
-def repository(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def repository(shared: Path) -> Path:
     """The models of a `universal` world. Read only: copy it to change it."""
-    repository = tmp_path_factory.mktemp("worlds") / "repository"
-    options = ExportOptions(str(checkpoint), repository, components=COMPONENTS)
-    assert MODEL in run_export(family_named("matrix_game"), options).models
-    return repository
+    return exported_world(shared)
 
 
 @pytest.fixture(scope="module")

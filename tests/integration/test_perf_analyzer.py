@@ -14,6 +14,8 @@ from tritonclient.grpc import model_config_pb2 as pb
 
 from slipway_serving.triton.server import Server
 
+pytestmark = pytest.mark.long
+
 PERF_ANALYZER = Path(sys.executable).with_name("perf_analyzer")
 
 

@@ -33,6 +33,8 @@ from slipway_serving.runtime.in_process import InProcessModels, read_config
 from slipway_serving.runtime.program import Call, Settings, load_program
 from slipway_serving.triton.server import Server, ServerConfig
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).resolve().parents[2]
 SUBJECT, SEED, STEPS, GUIDANCE = 207, 5, 4, 3.0
 

@@ -26,6 +26,8 @@ from slipway_serving.protocol.errors import NotReady
 from slipway_serving.runtime.program import text_tensor
 from slipway_serving.triton.server import Server, ServerConfig
 
+pytestmark = pytest.mark.long
+
 WAN = family_named("wan_t2v")
 PROMPT, ENCODER = "wan_t2v_prompt", "wan_t2v_text_encoder"
 _WAIT_S = 30.0

@@ -19,6 +19,8 @@ from slipway_export.run import _other_precisions, plan_of, run_export
 from slipway_export.spec import Engine, Loading, Precision
 from slipway_serving.protocol.errors import InvalidRequest
 
+pytestmark = pytest.mark.long
+
 FAMILY = family_named("wan_t2v")
 MODEL = "wan_t2v_denoiser_high/1/model.onnx"
 

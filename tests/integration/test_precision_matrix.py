@@ -10,6 +10,8 @@ from slipway_benchmarks.precision_matrix import NOT_OFFERED, Cell, Outcome, cell
 from slipway_export.families import families, family_named
 from slipway_export.spec import Engine, Precision
 
+pytestmark = pytest.mark.long
+
 PAGE = Path(__file__).resolve().parents[2] / "docs/reference/precisions.md"
 
 

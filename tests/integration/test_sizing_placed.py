@@ -19,6 +19,8 @@ from slipway_export.sizing.machine import Speed
 from slipway_export.sizing.placed import estimate_placed, exported_models
 from slipway_export.spec import Precision
 
+pytestmark = pytest.mark.long
+
 WAN = family_named("wan_t2v")
 MACHINE = Machine(Speed("cpu", pytorch=1e11, onnxruntime=1e11), call_s=0.0005)
 

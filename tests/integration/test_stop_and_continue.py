@@ -29,6 +29,8 @@ from slipway_serving.protocol.diffusion.stopping import ContactSheet, DenoisingR
 from slipway_serving.protocol.events import FramesPart, VideoPart
 from slipway_serving.triton.server import Server, ServerConfig
 
+pytestmark = pytest.mark.long
+
 # UniPC's timesteps at 8 steps and a shift of 3 are 999, 954, ...: the low-noise expert takes over at step 4.
 WAN = TextToVideoRequest(
     "a lake", negative_prompt="blur", frames=9, height=32, width=48, steps=8, seed=3, guidance_scale_2=3.0,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,7 +24,7 @@ from gateway_fixtures import Gateway, running_gateway
 from PIL import Image
 from playwright.sync_api import expect
 from studio_page import CLIPBOARD, LIMIT_MS, PHONE, chromium, opened, paste_picture, violations
-from tiny_exports import checkpoint_once
+from world_fixtures import MODEL, exported_world
 
 from slipway_demo import folder
 from slipway_export.families import family_named
@@ -41,19 +42,10 @@ MICROPHONE_HZ = 48_000
 def server(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A tiny world that takes one viewer at a time, a wake word, and a correction of inertial signals."""
     repository = tmp_path_factory.mktemp("studio_live") / "repository"
-    exports: list[tuple[str, str, tuple[str, ...]]] = [
-        (
-            "matrix_game",
-            str(checkpoint_once(shared, "matrix_game")),
-            ("universal", "image_encoder", "vae_encoder", "vae_decoder"),
-        ),
-        ("wakeword", "demo", ()),
-        ("wakeword_head", WORD, ()),
-        ("airimu", "demo", ()),
-    ]
-    for family, checkpoint, components in exports:
-        run_export(family_named(family), ExportOptions(checkpoint, repository, components=components))
-    config = repository / "matrix_game_universal" / "config.pbtxt"
+    shutil.copytree(exported_world(shared), repository)
+    for family, checkpoint in (("wakeword", "demo"), ("wakeword_head", WORD), ("airimu", "demo")):
+        run_export(family_named(family), ExportOptions(checkpoint, repository))
+    config = repository / MODEL / "config.pbtxt"
     text = config.read_text()
     config.write_text(re.sub(r'(key: "max_sessions" value \{ string_value: ")8', r"\g<1>1", text))
     assert config.read_text() != text

@@ -14,6 +14,8 @@ from studio_page import CLIPBOARD, PHONE, chromium, opened, paste_picture, viola
 
 from slipway_serving.triton.server import Server, ServerConfig
 
+pytestmark = pytest.mark.long
+
 # Sheets of the sections as the page shows them: for each, the cells from left to right that are filled.
 KEEP_SHEETS = """() => {
   window.sheets = new Map();

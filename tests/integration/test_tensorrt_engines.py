@@ -31,9 +31,12 @@ from slipway_serving.runtime.tensorrt.library import Library, load
 from slipway_serving.system.gpu import compute_capabilities, target_of
 from slipway_serving.triton.server import Server, ServerConfig
 
-pytestmark = pytest.mark.skipif(
-    Library.RTX.installed_version is None, reason="TensorRT-RTX is not installed: extra tensorrt-rtx"
-)
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(
+        Library.RTX.installed_version is None, reason="TensorRT-RTX is not installed: extra tensorrt-rtx"
+    ),
+]
 GPUS = compute_capabilities()
 DENOISER = "wan_t2v_denoiser_high"
 """A model of its own; it has four attentions."""

@@ -31,6 +31,8 @@ from slipway_serving.runtime.in_process import InProcessModels, read_config
 from slipway_serving.runtime.interruption import Interruption
 from slipway_serving.triton.server import Server, ServerConfig
 
+pytestmark = pytest.mark.long
+
 WAN = family_named("wan_t2v")
 HIGH, LOW, ENCODER, DECODER = (
     f"wan_t2v_{name}" for name in ("denoiser_high", "denoiser_low", "text_encoder", "vae_decoder")

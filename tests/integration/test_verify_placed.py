@@ -20,6 +20,8 @@ from slipway_export.verification.comparison import ParityFailed
 from slipway_export.verification.placed import verify_placed
 from slipway_serving.protocol.errors import InvalidRequest
 
+pytestmark = pytest.mark.long
+
 WAN = family_named("wan_t2v")
 PARTS = ("text_encoder",)
 MODEL = "wan_t2v_text_encoder"

@@ -15,6 +15,8 @@ from slipway_export.options import ExportOptions
 from slipway_export.run import run_export
 from slipway_serving.triton.server import Server, ServerConfig
 
+pytestmark = pytest.mark.long
+
 WORD = "slipway"
 
 

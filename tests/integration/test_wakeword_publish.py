@@ -33,6 +33,8 @@ from slipway_serving.triton.control import ModelControl
 from slipway_serving.triton.server import Server, ServerConfig
 from slipway_training.commands import wakeword as train_command
 
+pytestmark = pytest.mark.long
+
 WORD, OTHER = "jarvis", "lights"
 REST = [word for word in speech.WORDS if word != WORD]
 CALLERS = 8

@@ -26,6 +26,8 @@ from slipway_serving.runtime.in_process import InProcessModels
 from slipway_serving.runtime.interruption import Interruption
 from slipway_serving.triton.server import Server, ServerConfig
 
+pytestmark = pytest.mark.long
+
 REQUEST = TextToVideoRequest(
     prompt="a serene lake",
     negative_prompt="blurry, static",

@@ -26,6 +26,8 @@ from slipway_export.spec import Axis, Engine
 from slipway_export.spec.schedule_defaults import ScheduleDefaults
 from slipway_serving.triton.server import Server, ServerConfig
 
+pytestmark = pytest.mark.long
+
 FAMILY = family_named("wan_t2v")
 STEPS, SHIFT, ALPHA = (1000, 750, 500, 250), 5.0, 1.5
 SEEDS = {"transformer": 100, "transformer_2": 500}

@@ -23,6 +23,8 @@ from slipway_export.spec import Axis, Engine
 from slipway_serving.protocol.errors import InvalidRequest
 from slipway_serving.triton.server import Server, ServerConfig
 
+pytestmark = pytest.mark.long
+
 REQUEST = TextToVideoRequest(
     "A paper boat sails down a rainy street.",
     negative_prompt="blurry",
