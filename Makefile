@@ -112,7 +112,7 @@ test: $(VENV)/installed $(LOAD_VENV)/installed $(CLIENTS_VENV)/installed ## Run 
 	$(BIN)/pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder -m "not docker"
 	$(BIN)/pytest -m docker tests/docker
 
-test-long: $(VENV)/installed ## The tests that `make test` leaves out: long matrices, whole trainings, what demo videos show
+test-long: $(VENV)/installed ## What `make test` leaves out: further precisions, engines, layouts and variants, benchmarks, trainings
 	$(BIN)/pytest --numprocesses 2 --dist loadfile -m long
 
 image-test: $(VENV)/installed $(LOAD_VENV)/installed ## Build, run, compose, refuse, drain: the whole demonstration with containers

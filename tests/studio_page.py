@@ -96,3 +96,15 @@ def violations(page: Any) -> list[str]:
         for each in found["violations"]
         for node in each["nodes"]
     ]
+
+
+def assert_view_fits_a_phone(browser: Any, url: str, scheme: str) -> None:
+    """Assert that a view's contrast, labels and width are right on a desktop and on a phone."""
+    from playwright.sync_api import expect
+
+    with opened(browser, url, color_scheme=scheme) as page:
+        expect(page.locator("main button:visible").first).to_be_visible()
+        assert violations(page) == []
+        page.set_viewport_size(PHONE)
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        assert violations(page) == []

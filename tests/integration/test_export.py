@@ -287,6 +287,7 @@ def test_export_refuses_repository_that_cannot_be_written(checkpoint: Path, tmp_
     assert "repository must be a folder that can be written" in " ".join(done.stderr.split())
 
 
+@pytest.mark.long
 def test_export_keeps_foreign_model_unless_forced(checkpoint: Path, tmp_path: Path) -> None:
     theirs = tmp_path / "wan_t2v_text_encoder"
     theirs.mkdir()
@@ -299,6 +300,7 @@ def test_export_keeps_foreign_model_unless_forced(checkpoint: Path, tmp_path: Pa
     assert (theirs / "1" / "model.onnx").exists()
 
 
+@pytest.mark.long
 def test_export_from_yaml_sharded_and_simplified(damaged: Path, tmp_path: Path) -> None:
     """A sharded checkpoint, options from a file, and the simplifier; parity holds after it."""
     from diffusers import WanTransformer3DModel
@@ -323,6 +325,7 @@ def test_export_from_yaml_sharded_and_simplified(damaged: Path, tmp_path: Path) 
     assert "Parity with PyTorch" in done.stdout
 
 
+@pytest.mark.long
 def test_export_check_only_places_nothing(checkpoint: Path, tmp_path: Path) -> None:
     done = export_text_encoder(checkpoint, tmp_path / "r", "--check-only")
     assert done.returncode == 0, done.stderr

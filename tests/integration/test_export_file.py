@@ -86,6 +86,7 @@ def test_large_weights_of_a_file_lie_beside_it_under_its_name(
     assert files_in(tmp_path) == ["step.onnx", "step.onnx.json"]
 
 
+@pytest.mark.long
 def test_standard_operators_are_written_to_a_file_for_tensorrt(checkpoint: Path, tmp_path: Path) -> None:
     options = to_file(tmp_path / "g.onnx", "text_encoder", checkpoint=str(checkpoint), engine=Engine.TENSORRT)
     run_export(WAN, options)

@@ -83,6 +83,7 @@ def test_backbone_is_within_its_bounds_in_all_precisions(
     assert (worst["embedding"] > 1e-4) == (precision is not Precision.FP32)
 
 
+@pytest.mark.long
 def test_backbone_of_audioset_length_is_exported_at_1024_frames(tmp_path: Path) -> None:
     (tmp_path / "long").mkdir()
     write_backbone(
@@ -158,12 +159,14 @@ def test_graphs_are_of_standard_operators_when_they_are_not_for_onnxruntime(
     assert set().union(*seen) == {""}
 
 
+@pytest.mark.long
 def test_tiny_head_is_exported_with_its_own_backbone(tmp_path: Path) -> None:
     repository = tmp_path / "repository"
     run_export(family_named("wakeword_head"), ExportOptions("tiny", repository, variant="fused"))
     assert (repository / "wakeword_head_tiny_fused" / "1" / "model.onnx").is_file()
 
 
+@pytest.mark.long
 def test_int8_head_of_real_size_is_a_quarter_of_the_float_one(tmp_path: Path) -> None:
     (tmp_path / "jarvis").mkdir()
     write_word(tmp_path / "jarvis", HeadConfig(), seed=0)

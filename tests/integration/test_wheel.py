@@ -115,6 +115,7 @@ def test_wheel_holds_every_file_of_the_authored_models_when_built(wheel: Path) -
     assert written <= set(zipfile.ZipFile(wheel).namelist())
 
 
+@pytest.mark.long
 def test_demo_wheel_holds_the_trained_checkpoints_whole_when_built(tmp_path: Path) -> None:
     source = ROOT / "training/slipway_demo"
     names = set(zipfile.ZipFile(build_wheel(tmp_path, source)).namelist())
@@ -181,6 +182,7 @@ def test_wheel_lists_no_tool_of_developers_when_help_is_asked(bare: Environment)
     assert "weights" not in listed
 
 
+@pytest.mark.long
 def test_signals_suffices_when_listening_and_measuring(environment: Make) -> None:
     found = environment("signals")
     soundfile.write(found.folder / "quiet.wav", np.zeros(16_000, np.float32), 16_000)
@@ -196,6 +198,7 @@ def test_signals_suffices_when_listening_and_measuring(environment: Make) -> Non
     assert found.run("python", "-c", "import torch").returncode == 1
 
 
+@pytest.mark.long
 def test_play_suffices_when_a_world_is_asked_for(environment: Make) -> None:
     found = environment("play")
     Image.fromarray(np.zeros((32, 32, 3), np.uint8)).save(found.folder / "first.png")
@@ -205,11 +208,13 @@ def test_play_suffices_when_a_world_is_asked_for(environment: Make) -> None:
     assert found.run("python", "-c", "import torch").returncode == 1
 
 
+@pytest.mark.long
 def test_capacity_suffices_when_replicas_are_asked_for(environment: Make) -> None:
     done = environment("capacity").slipway(LACKING["capacity"][0])
     assert done.returncode == 0 and "4 users: " in done.stdout, done
 
 
+@pytest.mark.long
 def test_export_suffices_when_a_checkpoint_is_exported(environment: Make) -> None:
     found = environment("export")
     assert found.slipway("checkpoint wakeword --output checkpoint").returncode == 0
@@ -217,6 +222,7 @@ def test_export_suffices_when_a_checkpoint_is_exported(environment: Make) -> Non
     assert (done.returncode, (found.folder / "models/wakeword").is_dir()) == (0, True), done
 
 
+@pytest.mark.long
 def test_server_suffices_when_the_bare_client_generates(
     environment: Make, bare: Environment, repository: Path
 ) -> None:
@@ -244,6 +250,7 @@ def test_server_suffices_when_the_bare_client_generates(
         assert process.wait(120) == 0, process.communicate()
 
 
+@pytest.mark.long
 def test_training_suffices_when_a_word_is_trained(environment: Make) -> None:
     found = environment("training")
     sounds = np.random.default_rng(0)
@@ -259,6 +266,7 @@ def test_training_suffices_when_a_word_is_trained(environment: Make) -> None:
     assert done.returncode == 0 and '"onnx_is_current": true' in done.stdout, done
 
 
+@pytest.mark.long
 def test_management_suffices_when_the_api_is_started(environment: Make) -> None:
     found = environment("management")
     command = [str(found.folder / "bin/slipway"), "manage", "--repository", "models", "--port", "0"]
@@ -277,6 +285,7 @@ def test_management_suffices_when_the_api_is_started(environment: Make) -> None:
         assert process.wait(60) == 0, process.communicate()
 
 
+@pytest.mark.long
 def test_loadtests_suffices_when_a_server_is_soaked(environment: Make) -> None:
     found = environment("loadtests")
     done = found.slipway("soak --repository lacking --requests 1")
@@ -285,12 +294,13 @@ def test_loadtests_suffices_when_a_server_is_soaked(environment: Make) -> None:
     assert found.run("python", "-c", "import slipway_loadtests.soak.chart").returncode == 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "line",
     [
         "denoiser --layers 1 --heads 2 --head-dim 24 --ffn-dim 96 --text-dim 32 --text-tokens 16 --size 48x32"
         " --frames 5 --rounds 1 --steps 2 --precision fp32 --no-compile --no-memory",
-        pytest.param("wakeword --clients 2 --rounds 1 --seconds 0.2 --no-int8", marks=pytest.mark.long),
+        "wakeword --clients 2 --rounds 1 --seconds 0.2 --no-int8",
     ],
     ids=lambda line: line.split(maxsplit=1)[0],
 )
