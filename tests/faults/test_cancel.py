@@ -285,6 +285,7 @@ def test_refused_request_is_not_retried(server: Server) -> None:
     assert len(ends(server, "INVALID_ARGUMENT")) == before + 1
 
 
+@pytest.mark.long
 def test_server_unloads_every_model_after_refusals_and_deadlines(repository: Path, tmp_path: Path) -> None:
     """A request that Triton still holds keeps its model loaded."""
     log = tmp_path / "triton.log"

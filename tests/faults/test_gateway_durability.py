@@ -21,6 +21,8 @@ from slipway_serving.system.server_folder import runtime_folder_at
 from slipway_serving.triton import supervision
 from slipway_serving.triton.server import Server
 
+pytestmark = pytest.mark.long
+
 STEPS = 20
 SEEDS = 3
 FEW, MANY = 8, 50

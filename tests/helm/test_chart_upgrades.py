@@ -17,6 +17,8 @@ import pytest
 import yaml
 from helm_chart import CHART, Manifest, helm, render, template
 
+pytestmark = pytest.mark.long
+
 JOB: Manifest = {"models": {"store": "claim"}, "prepare": {"by": "job"}}
 OWN_VOLUMES: Manifest = {"workload": "StatefulSet"}
 GATEWAY: Manifest = {

@@ -17,6 +17,8 @@ from slipway_export.checkpoint.opening import open_checkpoint
 from slipway_export.families.airimu.conf import CONF_FILE, WEIGHTS_FILE
 from slipway_export.families.airimu.family import FAMILY
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(scope="module")
 def repository(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -129,6 +129,7 @@ def test_drain_has_every_python_model_refuse_when_it_is_told_to(repository: Path
         assert counted(server, "UNAVAILABLE") == 0
 
 
+@pytest.mark.long
 def test_pipelines_are_told_to_stop_when_a_server_that_checkpoints_is_stopped(
     repository: Path, tmp_path: Path
 ) -> None:
@@ -169,6 +170,7 @@ def test_drain_refuses_to_have_a_server_refuse_that_is_not_here(flag: str) -> No
     assert root.run(["drain", "--metrics", "localhost:1", flag]) == 1
 
 
+@pytest.mark.long
 def test_request_under_way_is_cut_when_the_exit_timeout_is_over(repository: Path, tmp_path: Path) -> None:
     copy, gate = gated(repository, tmp_path)
     with Server(any_port(copy, exit_timeout_s=1)) as server, Client(server.grpc_url) as client:

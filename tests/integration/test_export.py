@@ -333,7 +333,8 @@ def test_export_check_only_places_nothing(checkpoint: Path, tmp_path: Path) -> N
     assert list((tmp_path / "r").iterdir()) == []
 
 
-@pytest.mark.parametrize("precision", [Precision.FP16, pytest.param(Precision.BF16, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("precision", [Precision.FP16, Precision.BF16])
 def test_export_in_half_precision_is_close_to_fp32(
     checkpoint: Path, tmp_path: Path, precision: Precision
 ) -> None:
@@ -351,6 +352,7 @@ def test_export_in_half_precision_is_close_to_fp32(
 
 
 @pytest.mark.parametrize("simplify", [False, True])
+@pytest.mark.long
 def test_large_weights_lie_in_one_file_beside_the_graph(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, simplify: bool
 ) -> None:
@@ -406,6 +408,7 @@ def test_export_places_nothing_when_parity_is_broken(checkpoint: Path, tmp_path:
     assert list((tmp_path / "r").iterdir()) == []
 
 
+@pytest.mark.long
 def test_killed_export_leaves_no_model(checkpoint: Path, tmp_path: Path) -> None:
     command = [
         sys.executable, "-m", "slipway_cli.root", "export", "wan_t2v", "--checkpoint", str(checkpoint),

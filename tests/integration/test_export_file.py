@@ -24,6 +24,8 @@ from slipway_export.spec import Axis, Component, Engine, Loading, Plan, Precisio
 from slipway_export.verification.comparison import ParityFailed
 from slipway_serving.protocol.errors import InvalidRequest
 
+pytestmark = pytest.mark.long
+
 WAN, HEAD = family_named("wan_t2v"), family_named("wakeword_head")
 
 
@@ -86,7 +88,6 @@ def test_large_weights_of_a_file_lie_beside_it_under_its_name(
     assert files_in(tmp_path) == ["step.onnx", "step.onnx.json"]
 
 
-@pytest.mark.long
 def test_standard_operators_are_written_to_a_file_for_tensorrt(checkpoint: Path, tmp_path: Path) -> None:
     options = to_file(tmp_path / "g.onnx", "text_encoder", checkpoint=str(checkpoint), engine=Engine.TENSORRT)
     run_export(WAN, options)
@@ -259,7 +260,6 @@ def small(axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
     return tuple(replace(axis, opt=min(axis.opt, 40), max=min(axis.max, 60)) for axis in axes)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     "family",
     [family.name for family in BUILT_IN if family.name not in ("wan_t2v", "matrix_game", "framepack_i2v")],
@@ -273,7 +273,6 @@ def test_every_component_is_within_bounds_at_opset_17(family: str, tmp_path: Pat
     check_opset(tmp_path, 17, ir_version=8)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("precision", [Precision.FP16, Precision.INT8, Precision.INT4])
 def test_denoiser_of_few_bits_is_within_bounds_at_opset_17(
     checkpoint: Path, tmp_path: Path, precision: Precision

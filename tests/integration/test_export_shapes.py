@@ -31,6 +31,8 @@ from slipway_serving.protocol.errors import InvalidRequest
 from slipway_serving.runtime.in_process import InProcessModels
 from slipway_serving.triton.server import Server
 
+pytestmark = pytest.mark.long
+
 BOUND = {Precision.FP32: Tolerance(1e-5, 1e-5, 0.999999)}
 BATCH, FRAMES = Axis("batch", 1, 2, 3), Axis("frames", 1, 3, 9)
 HEIGHT, WIDTH = Axis("height", 1, 4, 8), Axis("width", 1, 5, 9)

@@ -27,6 +27,8 @@ from slipway_export.verification.comparison import ParityFailed, ParityRow, chec
 from slipway_export.verification.steps import verify_stepped
 from slipway_serving.protocol.errors import InvalidRequest
 
+pytestmark = pytest.mark.long
+
 BOUND = {Precision.FP32: Tolerance(1e-5, 1e-5, 0.999999)}
 BLOCK, WINDOW, CHANNELS, ACTIONS = 3, 6, 4, 2
 PLACES = "6 * height * width"

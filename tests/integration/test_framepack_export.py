@@ -19,6 +19,8 @@ from slipway_cli.root import run
 from slipway_export.families.framepack_i2v.family import FAMILY
 from slipway_export.run import ExportResult
 
+pytestmark = pytest.mark.long
+
 Calls = list[tuple[dict[str, Any], torch.Tensor]]
 
 

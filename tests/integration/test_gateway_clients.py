@@ -17,6 +17,8 @@ from tiny_exports import exported_once
 from slipway_demo import folder as demo_folder
 from slipway_serving.triton.server import Server, ServerConfig
 
+pytestmark = pytest.mark.long
+
 OPENAI_VERSIONS = {"openai2": "2.2.0", "openai3": "3.57.0"}
 PROMPTS = ("a red ball grows on sand", "a blue ring falls on snow", "a green star rises on grass")
 

@@ -346,8 +346,15 @@ def test_world_goes_on_from_its_state_when_it_was_saved(gateway: Gateway, server
     no_world_is_open(server)
 
 
-@pytest.mark.parametrize("how", ["stop", "drain"])
-@pytest.mark.parametrize("pacing", ["continuous", "on_event"])
+@pytest.mark.parametrize(
+    ("how", "pacing"),
+    [
+        ("stop", "continuous"),
+        ("drain", "on_event"),
+        pytest.param("drain", "continuous", marks=pytest.mark.long),
+        pytest.param("stop", "on_event", marks=pytest.mark.long),
+    ],
+)
 def test_world_moves_when_its_server_shuts_down(
     repository: Path, server: Server, how: str, pacing: str
 ) -> None:

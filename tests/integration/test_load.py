@@ -19,6 +19,8 @@ from slipway_loadtests.load.saturation import OVERLOAD
 from slipway_serving.families.matrix_game.request import REQUESTS
 from slipway_serving.triton.server import Server
 
+pytestmark = pytest.mark.long
+
 SMALL = {"frames": 5, "height": 32, "width": 32, "steps": 2}
 WAN = "--family wan_t2v " + " ".join(f"--field wan_t2v.{name}={size}" for name, size in SMALL.items())
 

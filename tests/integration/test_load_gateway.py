@@ -11,6 +11,8 @@ from load_environment import LoadEnvironment, load_environment
 
 from slipway_serving.triton.server import Server
 
+pytestmark = pytest.mark.long
+
 SMALL = {"frames": 5, "height": 32, "width": 32, "steps": 4}
 WAN = "--family wan_t2v " + " ".join(f"--field wan_t2v.{name}={size}" for name, size in SMALL.items())
 

@@ -39,6 +39,8 @@ from slipway_serving.triton.server import Server, ServerConfig
 from slipway_serving.video.fragments import Mp4Fragment
 from slipway_serving.video.jpeg import JpegFrame
 
+pytestmark = pytest.mark.long
+
 PICTURE = np.random.default_rng(3).integers(0, 256, (70, 90, 3), np.uint8)
 BLOCKS = 10
 

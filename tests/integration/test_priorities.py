@@ -21,6 +21,8 @@ from slipway_serving.runtime.slots.slots import Slots
 from slipway_serving.system.server_folder import runtime_folder_at
 from slipway_serving.triton.server import Server
 
+pytestmark = pytest.mark.long
+
 STEPS = 6
 REQUEST = TextToVideoRequest("a lake", frames=5, height=32, width=32, steps=STEPS, output="frames")
 LOW, URGENT = (replace(REQUEST, priority=priority) for priority in ("low", "urgent"))

@@ -29,6 +29,8 @@ from slipway_export.spec import Axis, Engine, Precision
 from slipway_serving.protocol.errors import InvalidRequest
 from slipway_serving.runtime.in_process import InProcessModels, read_config
 
+pytestmark = pytest.mark.long
+
 PAIR = (Axis("batch", 1, 2, 16),)
 
 
@@ -70,7 +72,6 @@ def test_backbone_is_transformers_own_without_its_classification(backbone: Path)
     assert (expected[0] - expected[1]).norm() > 0.1 * expected[0].norm()
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("precision", BACKBONE_TOLERANCE)
 def test_backbone_is_within_its_bounds_in_all_precisions(
     backbone: Path, tmp_path: Path, precision: Precision
@@ -83,7 +84,6 @@ def test_backbone_is_within_its_bounds_in_all_precisions(
     assert (worst["embedding"] > 1e-4) == (precision is not Precision.FP32)
 
 
-@pytest.mark.long
 def test_backbone_of_audioset_length_is_exported_at_1024_frames(tmp_path: Path) -> None:
     (tmp_path / "long").mkdir()
     write_backbone(
@@ -127,7 +127,6 @@ def test_portable_fused_graph_is_upstreams_file_and_is_served_when_exported(
     np.testing.assert_allclose(alone, logits[:1], atol=1e-5)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("engine", "family", "precision"),
     [
@@ -159,14 +158,12 @@ def test_graphs_are_of_standard_operators_when_they_are_not_for_onnxruntime(
     assert set().union(*seen) == {""}
 
 
-@pytest.mark.long
 def test_tiny_head_is_exported_with_its_own_backbone(tmp_path: Path) -> None:
     repository = tmp_path / "repository"
     run_export(family_named("wakeword_head"), ExportOptions("tiny", repository, variant="fused"))
     assert (repository / "wakeword_head_tiny_fused" / "1" / "model.onnx").is_file()
 
 
-@pytest.mark.long
 def test_int8_head_of_real_size_is_a_quarter_of_the_float_one(tmp_path: Path) -> None:
     (tmp_path / "jarvis").mkdir()
     write_word(tmp_path / "jarvis", HeadConfig(), seed=0)

@@ -108,6 +108,7 @@ def server_of_one_expert(one_expert: Path, tmp_path_factory: pytest.TempPathFact
         yield running
 
 
+@pytest.mark.long
 def test_checkpoint_without_second_transformer_equals_diffusers(
     one_expert: Path, server_of_one_expert: Server
 ) -> None:
@@ -120,6 +121,7 @@ def test_checkpoint_without_second_transformer_equals_diffusers(
             list(client.generate(REQUEST))
 
 
+@pytest.mark.long
 def test_every_component_is_of_opset_17_when_it_was_exported_so(server_of_one_expert: Server) -> None:
     check_opset(server_of_one_expert.config.repository, 17, ir_version=8)
 

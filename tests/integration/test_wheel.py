@@ -310,6 +310,7 @@ def test_loadtests_suffices_in_a_checkout_when_a_benchmark_runs(checkout: Enviro
     assert (checkout.folder / "out" / f"{line.split(maxsplit=1)[0]}.png").is_file()
 
 
+@pytest.mark.long
 def test_checkout_finds_the_recipes_when_a_family_without_one_is_asked_for(checkout: Environment) -> None:
     done = checkout.slipway("train weights none --output lacking")
     assert done.returncode == 2 and "weights: family must be one of airimu, " in done.stderr, done
