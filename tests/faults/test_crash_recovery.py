@@ -59,6 +59,7 @@ class Killer(threading.Thread):
                 self.kills["stub"] += 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("videos", "kills"), [(6, 3), pytest.param(50, 10, marks=pytest.mark.long)], ids=["few", "many"]
 )

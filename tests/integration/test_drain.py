@@ -152,6 +152,7 @@ def test_pipelines_are_told_to_stop_when_a_server_that_checkpoints_is_stopped(
     assert not signal_file.parent.exists()
 
 
+@pytest.mark.long
 def test_drain_tells_pipelines_to_stop_and_refuse_when_it_checkpoints(repository: Path) -> None:
     with (
         Server(any_port(repository)) as server,

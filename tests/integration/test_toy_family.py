@@ -82,6 +82,7 @@ def test_family_and_its_command_are_listed_when_it_is_installed(toy: Path) -> No
         assert flag in told
 
 
+@pytest.mark.long
 def test_family_adds_file_roles_and_a_size_to_its_export_command(toy: Path, tmp_path: Path) -> None:
     from slipway_toy.family import FAMILY, WEIGHTS
 

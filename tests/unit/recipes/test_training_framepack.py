@@ -190,6 +190,7 @@ def test_encoders_give_in_training_what_they_give_in_serving(encoders: Encoders)
     torch.testing.assert_close(told.pooled, pooled, atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.long
 def test_encoders_learn_what_is_said_and_shown(
     tokenizers: list[PreTrainedTokenizerBase], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -207,6 +208,7 @@ def test_encoders_learn_what_is_said_and_shown(
     assert losses[1] < 3.0 and losses[3] < 5.0
 
 
+@pytest.mark.long
 def test_a_clip_s_first_latent_frame_is_its_picture_s_and_encoding_goes_on_where_it_was_ended(
     encoders: Encoders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
