@@ -108,9 +108,8 @@ unit: $(VENV)/installed ## Run the unit tests, which start no Triton, in a few m
 	$(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder tests/unit tests/contract
 
 test: export SLIPWAY_TRITON_DIR := $(TRITON_DIR)
-test: $(VENV)/installed $(LOAD_VENV)/installed $(CLIENTS_VENV)/installed ## Run the tests, against a real Triton (TRITON_DIR=DIR): four files at a time, then the containers
+test: $(VENV)/installed $(LOAD_VENV)/installed $(CLIENTS_VENV)/installed ## Run the tests, against a real Triton (TRITON_DIR=DIR): four files at a time
 	$(BIN)/pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder -m "not docker"
-	$(BIN)/pytest -m docker tests/docker
 
 test-long: $(VENV)/installed ## What `make test` leaves out: further precisions, engines, layouts and variants, benchmarks, trainings
 	$(BIN)/pytest --numprocesses 2 --dist loadfile -m long

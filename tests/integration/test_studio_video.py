@@ -339,6 +339,7 @@ def test_page_is_accessible_and_fits_the_screen(
     assert job["status"] == "completed"
 
 
+@pytest.mark.long
 def test_form_of_another_distributions_model_needs_no_line_of_script(
     browser: Any, shared: Path, tmp_path: Path
 ) -> None:
