@@ -111,7 +111,7 @@ test: export SLIPWAY_TRITON_DIR := $(TRITON_DIR)
 test: $(VENV)/installed $(LOAD_VENV)/installed $(CLIENTS_VENV)/installed ## Run the tests, against a real Triton (TRITON_DIR=DIR): four files at a time
 	$(BIN)/pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder -m "not docker"
 
-test-long: $(VENV)/installed ## What `make test` leaves out: further precisions, engines, layouts and variants, benchmarks, trainings
+test-long: $(VENV)/installed $(LOAD_VENV)/installed $(CLIENTS_VENV)/installed ## What `make test` leaves out: further precisions, engines, layouts and variants, benchmarks, trainings
 	$(BIN)/pytest --numprocesses 2 --dist loadfile -m long
 
 image-test: $(VENV)/installed $(LOAD_VENV)/installed ## Build, run, compose, refuse, drain: the whole demonstration with containers

@@ -60,9 +60,7 @@ class Killer(threading.Thread):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    ("videos", "kills"), [(6, 3), pytest.param(50, 10, marks=pytest.mark.long)], ids=["few", "many"]
-)
+@pytest.mark.parametrize(("videos", "kills"), [(6, 3), (50, 10)], ids=["few", "many"])
 def test_no_video_is_lost_and_few_steps_are_repeated_when_processes_are_killed(
     repository: Path, videos: int, kills: int, capsys: pytest.CaptureFixture[str]
 ) -> None:

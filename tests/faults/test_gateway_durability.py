@@ -112,9 +112,7 @@ def check_after_faults(place: Site, jobs: int, disturber: Disturber, undisturbed
     )
 
 
-@pytest.mark.parametrize(
-    ("jobs", "rounds"), [(FEW, 1), pytest.param(MANY, 3, marks=pytest.mark.long)], ids=["few", "many"]
-)
+@pytest.mark.parametrize(("jobs", "rounds"), [(FEW, 1), (MANY, 3)], ids=["few", "many"])
 def test_no_job_is_lost_when_processes_are_killed(
     database: tuple[str, PostgresServer | None],
     servers: list[Server],
@@ -136,9 +134,7 @@ def test_no_job_is_lost_when_processes_are_killed(
     assert sum(disturber.kills.values()) == len(turns)
 
 
-@pytest.mark.parametrize(
-    ("jobs", "rounds"), [(FEW, 1), pytest.param(MANY, 3, marks=pytest.mark.long)], ids=["few", "many"]
-)
+@pytest.mark.parametrize(("jobs", "rounds"), [(FEW, 1), (MANY, 3)], ids=["few", "many"])
 def test_no_job_is_lost_when_one_of_each_two_is_killed(
     postgres: PostgresServer,
     servers: list[Server],

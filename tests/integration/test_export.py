@@ -351,8 +351,8 @@ def test_export_in_half_precision_is_close_to_fp32(
         assert all("widened to float32" in row.verified_on for row in result.rows)
 
 
-@pytest.mark.parametrize("simplify", [False, True])
 @pytest.mark.long
+@pytest.mark.parametrize("simplify", [False, True])
 def test_large_weights_lie_in_one_file_beside_the_graph(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, simplify: bool
 ) -> None:

@@ -150,7 +150,7 @@ def test_cancelled_video_leaves_nothing_when_it_is_set_aside(narrow: tuple[Serve
         urgent.result()
 
 
-@pytest.mark.parametrize("count", [45, pytest.param(200, marks=pytest.mark.long)])
+@pytest.mark.parametrize("count", [45, 200])
 def test_no_video_waits_for_ever_when_three_priorities_are_mixed(
     repository: Path, tmp_path: Path, count: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
