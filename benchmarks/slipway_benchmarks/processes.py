@@ -51,13 +51,18 @@ class Ran:
 class Tree:
     """A process and its descendants; samples their resident memory until it is closed, and reads CPU time.
 
+    Args:
+        pid: Identifier of the process.
+        sample_s: Time between two samples, in seconds. A sample reads all processes of the machine.
+
     Attributes:
         peak_bytes: Largest sample so far.
         now_bytes: Latest sample.
     """
 
-    def __init__(self, pid: int) -> None:
+    def __init__(self, pid: int, sample_s: float = _SAMPLE_S) -> None:
         self.peak_bytes = self.now_bytes = 0
+        self._sample_s = sample_s
         self._root = psutil.Process(pid)
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._follow, daemon=True)
@@ -96,7 +101,7 @@ class Tree:
                 if found := sum(map(_rss_bytes, self._processes())):
                     self.now_bytes = found
                     self.peak_bytes = max(self.peak_bytes, found)
-            if self._done.wait(_SAMPLE_S):
+            if self._done.wait(self._sample_s):
                 return
 
 

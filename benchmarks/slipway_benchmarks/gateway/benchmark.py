@@ -8,7 +8,6 @@ watchers follow the jobs, and sockets send sound to the models that are served.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import shutil
 from collections.abc import Callable
@@ -16,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import httpx
+import uvloop
 
 from slipway_benchmarks.gateway.gateway_process import running_gateway
 from slipway_benchmarks.gateway.pairs import (
@@ -116,7 +116,8 @@ def run(options: GatewayOptions, report: Report) -> GatewayResult:
                 server.url, folder / "data", folder / "queue.log", _queue_options(options)
             ) as gateway,
         ):
-            queue = asyncio.run(
+            server.tree.close()
+            queue = uvloop.run(
                 measure_queue(gateway, fields_of_video(options.request), options.queue, report)
             )
     return GatewayResult(pairs, load_average, queue, options)
@@ -133,6 +134,7 @@ def _measure_pairs(repository: Path, folder: Path, options: GatewayOptions, repo
         Client(server.url) as client,
         httpx.Client(base_url=gateway.url, timeout=_TIMEOUT_S, trust_env=False) as http,
     ):
+        server.tree.close()
         report("warming up")
         for number in range(_WARM_UP_VIDEOS):
             short = replace(options.request, steps=2, seed=10**6 + number)

@@ -18,6 +18,7 @@ from typing import Any
 
 import httpx
 import numpy as np
+import uvloop
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
@@ -165,7 +166,7 @@ class _Crowd:
 
 
 def _main(job: Mapping[str, Any]) -> None:
-    counts = asyncio.run(_Crowd(job["url"], job["video_ids"], job["sockets"]).run())
+    counts = uvloop.run(_Crowd(job["url"], job["video_ids"], job["sockets"]).run())
     print(json.dumps(asdict(counts)), flush=True)
 
 

@@ -15,6 +15,8 @@ from slipway_serving.protocol.errors import Unrecoverable
 
 _READY_S = 120.0
 _READY = "ready on "
+# More samples would take processor time from the gateway on a small machine.
+_SAMPLE_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,7 @@ def running_gateway(
         process = subprocess.Popen(slipway(*arguments), stdout=words, stderr=subprocess.STDOUT)
     try:
         url = _address(process, log, shown(arguments))
-        with contextlib.closing(Tree(process.pid)) as tree:
+        with contextlib.closing(Tree(process.pid, _SAMPLE_S)) as tree:
             yield RunningGateway(url, tree)
     finally:
         process.send_signal(signal.SIGTERM)

@@ -4,17 +4,21 @@ Work is a function of a session. :meth:`Database.read` and :meth:`Database.write
 and repeat it after a lost connection, so it must be safe to repeat: a repeated write is told that an earlier
 try may have been committed. On SQLite, writes of one process take turns and wait for those of other
 processes; readers never wait, since the file is in WAL mode.
+
+:meth:`Database.select` runs one statement, for what is read many times a second. A session, and a driver that
+hands each step of a statement to a thread, take several times its processor time.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, event, text
+from sqlalchemy import Connection, Engine, Executable, Row, create_engine, event, text
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
@@ -24,6 +28,7 @@ from slipway_serving.protocol.errors import InvalidRequest, NotReady, Overloaded
 
 T = TypeVar("T")
 ReadWork = Callable[[AsyncSession], Awaitable[T]]
+Rows = Sequence[Row[*tuple[Any, ...]]]
 WriteWork = Callable[[AsyncSession, bool], Awaitable[T]]
 
 CHANNEL = "slipway_jobs"
@@ -31,6 +36,8 @@ CHANNEL = "slipway_jobs"
 _LOG = logging.getLogger(__name__)
 _DELAYS_S = (0.05, 0.2, 0.5, 1.0, 2.0)
 _LOCK_WAIT_S = 30
+# Threads that read SQLite. A read takes less than a millisecond, and Python runs one thread at a time anyway.
+_READERS = 2
 _POSTGRES = {"postgres", "postgresql", "postgresql+psycopg"}
 _SQLITE = {"sqlite", "sqlite+aiosqlite"}
 # Serialization failure and deadlock: the transaction was rolled back and can run again.
@@ -146,6 +153,7 @@ class Database:
             self._engine.execution_options(isolation_level="AUTOCOMMIT") if self.is_postgres else self._engine
         )
         self._writing = self._engine.execution_options(slipway_writes=True)
+        self._selecting = None if self.is_postgres else _SqliteReaders(self.url)
 
     @property
     def name(self) -> str:
@@ -168,6 +176,27 @@ class Database:
         async def once(_: bool) -> T:
             async with AsyncSession(self._reading, expire_on_commit=False) as session:
                 return await work(session)
+
+        return await self._repeating(once)
+
+    async def select(self, statement: Executable, values: Mapping[str, Any] | None = None) -> Rows:
+        """Run one statement that only reads, and return its rows.
+
+        Args:
+            statement: Statement with columns of tables. One that lives as long as the process is compiled
+                once; its values are given as `bindparam`.
+            values: Values of its parameters by name.
+
+        Raises:
+            NotReady: The database cannot be reached, after a few tries.
+            Overloaded: Every connection of this process is in use.
+        """
+
+        async def once(_: bool) -> Rows:
+            if self._selecting is not None:
+                return await self._selecting.select(statement, values)
+            async with self._reading.connect() as connection:
+                return (await connection.execute(statement, values)).all()
 
         return await self._repeating(once)
 
@@ -206,6 +235,8 @@ class Database:
 
     async def close(self) -> None:
         """Close all connections."""
+        if self._selecting is not None:
+            self._selecting.close()
         await self._engine.dispose()
 
     async def _repeating(self, once: Callable[[bool], Awaitable[T]]) -> T:
@@ -228,6 +259,37 @@ class Database:
             await asyncio.sleep(delay_s)
         _LOG.error("database: %s cannot be used: %s", self.name, reason)
         raise NotReady("database: it cannot be used now; try again in a few seconds")
+
+
+class _SqliteReaders:
+    """Threads that read SQLite, a whole statement at a time.
+
+    Args:
+        url: Address of the file.
+    """
+
+    def __init__(self, url: URL) -> None:
+        self._engine: Engine = create_engine(
+            url.set(drivername="sqlite"),
+            connect_args=connect_arguments(url),
+            pool_size=_READERS,
+            max_overflow=0,
+        )
+        event.listen(self._engine, "connect", lambda connection, _: prepare_sqlite(connection))
+        self._threads = ThreadPoolExecutor(_READERS, "select")
+
+    async def select(self, statement: Executable, values: Mapping[str, Any] | None) -> Rows:
+        """Run a statement in a thread and return its rows."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, self._rows, statement, values)
+
+    def close(self) -> None:
+        """Close all connections, after the reads that have begun."""
+        self._threads.shutdown()
+        self._engine.dispose()
+
+    def _rows(self, statement: Executable, values: Mapping[str, Any] | None) -> Rows:
+        with self._engine.connect() as connection:
+            return connection.execute(statement, values).all()
 
 
 def make_file(url: URL) -> None:

@@ -10,7 +10,7 @@ import builtins
 from collections.abc import Mapping
 from typing import Any
 
-from sqlalchemy import ColumnElement, select, tuple_
+from sqlalchemy import ColumnElement, bindparam, select, tuple_
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from slipway_gateway.access.limits import UNLIMITED, KeyLimits, check_priority, rank
@@ -22,6 +22,7 @@ from slipway_gateway.jobs.rows import job_of
 
 # Fields that belong to one stop and not to the video.
 _OF_A_STOP = frozenset({"stop_after_step", "draft"})
+_JOB = select(JobRow.__table__).where(JobRow.id == bindparam("job_id"))
 
 
 class CallerStore(CreationStore):
@@ -38,11 +39,10 @@ class CallerStore(CreationStore):
         if not is_job_id(job_id):
             return None
 
-        async def work(session: AsyncSession) -> Job | None:
-            row = await session.scalar(select(JobRow).where(JobRow.id == job_id, *_visible(owner)))
-            return None if row is None else job_of(row)
-
-        return await self._database.read(work)
+        for row in await self._database.select(_JOB, {"job_id": job_id}):
+            if owner is None or (row.owner == owner and row.wish != Wish.DELETE.value):
+                return job_of(row)
+        return None
 
     async def list(
         self, owner: str, *, after: str | None = None, limit: int = 20, order: str = "desc"

@@ -2,13 +2,13 @@
 
 One task waits for a signal, reads the changes once, and hands each changed job to its watchers. A slow
 watcher gets the newest version and not every one in between. Workers wait here for new jobs, and webhooks for
-ended ones. Positions in the queue are computed anew only after the queue has changed.
+ended ones. Positions in the queue are read again only after the queue has changed, and then once for all who
+look within a quarter of a second.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections import defaultdict
 from collections.abc import AsyncIterator
@@ -23,6 +23,9 @@ _LOG = logging.getLogger(__name__)
 _RETRY_S = 0.5
 # Signals that come within this time are read together.
 _GATHER_S = 0.01
+# Time after a change of the queue within which looks may find the positions from before it. To read a long
+# queue takes longer than any other answer.
+_POSITIONS_S = 0.25
 
 
 class ReadsJobs(Protocol):
@@ -81,8 +84,10 @@ class JobFeed:
         self._mark: int | None = None
         self.queued, self.ended = Signal(), Signal()
         self._positions: dict[str, int] | None = None
-        self._queue_changes = 0
+        self._positions_are_old = False
+        self._moves = 0
         self._positions_lock = asyncio.Lock()
+        self._refresh: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
         self._mark = (await self._store.changed_since(None)).mark
@@ -92,10 +97,10 @@ class JobFeed:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
+        tasks = [task for task in (self._task, self._refresh) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def watch(self, job_id: str) -> AsyncIterator[Job]:
         """Yield a job as it is now, and again after each change, until it has ended or is deleted.
@@ -124,21 +129,40 @@ class JobFeed:
                 del self._watchers[job_id]
 
     async def position(self, job_id: str) -> int | None:
-        """Return the position of a waiting job among those of its model, or None if it does not wait."""
-        async with self._positions_lock:
-            if self._positions is None:
-                changes = self._queue_changes
-                positions = await self._store.positions()
-                if changes != self._queue_changes:
-                    # The queue has changed during the read; the next call reads again.
-                    return positions.get(job_id)
-                self._positions = positions
-            return self._positions.get(job_id)
+        """Return the position of a waiting job among those of its model, or None if it does not wait.
+
+        A change of the queue by others may be missing for a quarter of a second. A job that has just begun to
+        wait has its position at once.
+        """
+        if self._positions is None or job_id not in self._positions:
+            async with self._positions_lock:
+                if self._positions is None or job_id not in self._positions:
+                    await self._read_positions()
+        elif self._positions_are_old and (self._refresh is None or self._refresh.done()):
+            self._refresh = asyncio.create_task(self._refresh_positions(), name="positions of jobs")
+        return None if self._positions is None else self._positions.get(job_id)
 
     def forget_positions(self) -> None:
-        """Read the positions again at the next look, since this process has just changed the queue."""
+        """Let the next look read the positions again, since this process has just moved a job."""
         self._positions = None
-        self._queue_changes += 1
+        self._moves += 1
+
+    async def _refresh_positions(self) -> None:
+        """Read the positions again in a moment, so that changes that come together cost one read."""
+        await asyncio.sleep(_POSITIONS_S)
+        try:
+            async with self._positions_lock:
+                await self._read_positions()
+        except SlipwayError as error:
+            _LOG.warning("feed: the positions of jobs cannot be read now: %s", error)
+
+    async def _read_positions(self) -> None:
+        moves: int | None = None
+        positions: dict[str, int] = {}
+        while moves != self._moves:
+            moves, self._positions_are_old = self._moves, False
+            positions = await self._store.positions()
+        self._positions = positions
 
     async def _run(self) -> None:
         """Read the changes after each signal; a failed read is repeated."""
@@ -165,9 +189,8 @@ class JobFeed:
 
     def _tell(self, job_id: str, news: Job | None) -> None:
         waits = news is not None and news.status is Status.QUEUED
-        if waits or (self._positions is not None and job_id in self._positions):
-            self._positions = None
-        if waits or self._positions is None:
-            self._queue_changes += 1
+        is_being_read = self._positions_lock.locked()
+        if waits or is_being_read or (self._positions is not None and job_id in self._positions):
+            self._positions_are_old = True
         for watcher in self._watchers.get(job_id, ()):
             watcher.give(news)

@@ -13,7 +13,7 @@ from dataclasses import fields
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import BigInteger, ColumnElement, Text, cast, func, insert, select
+from sqlalchemy import BigInteger, ColumnElement, Row, Text, cast, func, insert, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from slipway_gateway.database.engine import CHANNEL, Database
@@ -25,8 +25,8 @@ KEEP_S = 86_400.0
 _COLUMNS = tuple(field.name for field in fields(Job) if field.name not in {"status", "wish"})
 
 
-def job_of(row: JobRow) -> Job:
-    """Return a copy of a row that does not change with it."""
+def job_of(row: JobRow | Row[Any]) -> Job:
+    """Return a copy of a row that does not change with it; a row of :meth:`Database.select` is one, too."""
     values = {name: getattr(row, name) for name in _COLUMNS}
     return Job(status=Status(row.status), wish=Wish(row.wish), **values)
 

@@ -6,7 +6,10 @@ run again after a lost connection, and finds what it wrote before.
 
 from __future__ import annotations
 
-from sqlalchemy import BigInteger, ColumnElement, Text, cast, func, select
+import asyncio
+from typing import Any
+
+from sqlalchemy import BigInteger, ColumnElement, Select, Text, bindparam, cast, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from slipway_gateway.database.tables import ChangeRow, JobRow, KeyRow
@@ -17,28 +20,37 @@ from slipway_gateway.jobs.rows import job_of
 from slipway_gateway.jobs.upkeep_store import UpkeepStore
 from slipway_gateway.jobs.worker_store import WorkerStore
 
+_WAITS = JobRow.status == Status.QUEUED.value
+_WAITING = select(*(getattr(JobRow, name) for name in order.QueuedJob._fields)).where(_WAITS)
+_SERVED = select(KeyRow.id, KeyRow.served).where(KeyRow.id.in_(select(JobRow.owner).where(_WAITS)))
+_NEWEST_VERSION = select(func.max(ChangeRow.version))
+_OLDEST_TRANSACTION = select(cast(cast(func.pg_snapshot_xmin(func.pg_current_snapshot()), Text), BigInteger))
+
+
+def _changed_jobs(condition: ColumnElement[bool]) -> Select[Any]:
+    """Return the statement for the changed jobs and the identifiers of removed ones."""
+    changed = select(ChangeRow.job_id).where(condition).distinct().subquery()
+    return select(changed.c.job_id, JobRow.__table__).outerjoin(
+        JobRow.__table__, JobRow.id == changed.c.job_id
+    )
+
+
+_AFTER_VERSION = _changed_jobs(ChangeRow.version > bindparam("mark"))
+_AFTER_TRANSACTION = _changed_jobs(ChangeRow.transaction_id >= bindparam("mark"))
+
 
 class JobStore(EditStore, WorkerStore, UpkeepStore):
     """Store of jobs."""
 
     async def positions(self) -> dict[str, int]:
         """Return the position of each waiting job among those of its model; 1 is next."""
+        jobs, served = await self._database.select(_WAITING), await self._database.select(_SERVED)
 
-        async def work(session: AsyncSession) -> dict[str, int]:
-            columns = (
-                JobRow.rank,
-                JobRow.queued_at,
-                JobRow.created_at,
-                JobRow.id,
-                JobRow.owner,
-                JobRow.model,
-            )
-            query = select(*columns, KeyRow.served).join(KeyRow, KeyRow.id == JobRow.owner)
-            rows = (await session.execute(query.where(JobRow.status == Status.QUEUED.value))).all()
-            jobs = [order.QueuedJob(*row[:-1]) for row in rows]
-            return order.positions(jobs, {row.owner: row.served for row in rows})
+        def computed() -> dict[str, int]:
+            return order.positions(map(order.QueuedJob._make, jobs), {row.id: row.served for row in served})
 
-        return await self._database.read(work)
+        # With a long queue this takes longer than an answer, which must not wait for it.
+        return await asyncio.to_thread(computed)
 
     async def counts(self) -> list[Count]:
         """Return the number of jobs and the oldest one for each model and status."""
@@ -78,34 +90,31 @@ class JobStore(EditStore, WorkerStore, UpkeepStore):
             mark: Mark of the read before; None returns no jobs, and a mark for the changes from now on.
         """
         if self._database.is_postgres:
-            return await self._database.read(lambda session: self._changed_on_postgres(session, mark))
-        return await self._database.read(lambda session: self._changed_on_sqlite(session, mark))
+            return await self._changed_on_postgres(mark)
+        return await self._changed_on_sqlite(mark)
 
-    async def _changed_on_sqlite(self, session: AsyncSession, mark: int | None) -> Changes:
+    async def _changed_on_sqlite(self, mark: int | None) -> Changes:
         """Read by version: transactions of SQLite end in the order of their versions."""
-        newest = await session.scalar(select(func.max(ChangeRow.version))) or 0
+        newest = (await self._database.select(_NEWEST_VERSION))[0][0] or 0
         if mark is None or newest <= mark:
             # The newest row of the log may have been pruned.
             return Changes(max(newest, mark or 0))
-        return await self._changed(session, newest, ChangeRow.version > mark)
+        return await self._changed(newest, _AFTER_VERSION, mark)
 
-    async def _changed_on_postgres(self, session: AsyncSession, mark: int | None) -> Changes:
+    async def _changed_on_postgres(self, mark: int | None) -> Changes:
         """Read by transaction.
 
         The mark is the oldest transaction that had not ended when the read before began. All later ones are
         read, so those that were read already come again, but none is missed. The mark is read first: each
         statement sees the transactions that ended before it.
         """
-        oldest = func.pg_snapshot_xmin(func.pg_current_snapshot())
-        newest = int(await session.scalar(select(cast(cast(oldest, Text), BigInteger))) or 0)
+        newest = int((await self._database.select(_OLDEST_TRANSACTION))[0][0])
         if mark is None:
             return Changes(newest)
-        return await self._changed(session, newest, ChangeRow.transaction_id >= mark)
+        return await self._changed(newest, _AFTER_TRANSACTION, mark)
 
-    async def _changed(self, session: AsyncSession, mark: int, after: ColumnElement[bool]) -> Changes:
-        """Return the jobs of the changes that meet a condition."""
-        changed = select(ChangeRow.job_id).where(after).distinct().subquery()
-        query = select(changed.c.job_id, JobRow).outerjoin(JobRow, JobRow.id == changed.c.job_id)
-        rows = (await session.execute(query)).all()
-        jobs = sorted((job_of(row) for _, row in rows if row is not None), key=lambda job: job.version)
-        return Changes(mark, jobs, [job_id for job_id, row in rows if row is None])
+    async def _changed(self, mark: int, after: Select[Any], after_mark: int) -> Changes:
+        """Return the jobs of the changes after a mark."""
+        rows = await self._database.select(after, {"mark": after_mark})
+        jobs = sorted((job_of(row) for row in rows if row.id is not None), key=lambda job: job.version)
+        return Changes(mark, jobs, [row.job_id for row in rows if row.id is None])

@@ -6,6 +6,7 @@ the variable that set the proxy, since the user may have forgotten it.
 
 from __future__ import annotations
 
+import functools
 import ipaddress
 import os
 from dataclasses import dataclass
@@ -44,6 +45,7 @@ class Proxy:
         )
 
 
+@functools.lru_cache(maxsize=64)  # a gateway asks it at each request
 def is_loopback(host: str) -> bool:
     """Return True if only this machine can reach a server that listens on `host`."""
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -226,6 +227,27 @@ def test_failing_word_ends_its_stream_and_no_other(stream: WakewordStream) -> No
     with pytest.raises(InvalidRequest, match="session 2 is not open"):
         one(stream, piece(noise(1.0), 2))
     one(stream, piece(noise(1.0), 1, end=True))
+
+
+def test_stream_without_words_has_those_whose_heads_are_loaded(tmp_path: Path) -> None:
+    for word in ("jarvis", "nobody", "computer"):
+        (tmp_path / f"wakeword_head_{word}").mkdir()
+    with contextlib.closing(program(tmp_path)) as stream:
+        answer = one(stream, piece(noise(2.0), 1, start=True))
+        assert answer["word"].tolist() == [[b"computer", b"jarvis"]]
+        assert answer["probability"].shape == (1, 3, 2)
+
+
+def test_stream_without_words_ends_when_no_head_is_loaded(tmp_path: Path) -> None:
+    with contextlib.closing(program(tmp_path)) as stream:
+        for folder in (None, tmp_path / "wakeword_head_nobody"):
+            if folder is not None:
+                folder.mkdir()
+            one(stream, piece(noise(0.5), 1, start=True))
+            with pytest.raises(NotReady, match="no wake word is loaded; try `slipway export wakeword_head`"):
+                one(stream, piece(noise(0.5), 1))
+            with pytest.raises(InvalidRequest, match="session 1 is not open"):
+                one(stream, piece(noise(0.5), 1))
 
 
 @pytest.mark.parametrize(

@@ -31,11 +31,18 @@ class Heads:
     repository: Path
     where: str
 
+    def words(self) -> list[str]:
+        """Return the words whose heads are in the repository, loaded or not, sorted."""
+        names = sorted(folder.name for folder in self.repository.iterdir() if folder.is_dir())
+        return [word for word in map(word_of, names) if word is not None]
+
+    def is_loaded(self, word: str, models: Models) -> bool:
+        """Return True if the word's head is loaded."""
+        return models.is_ready(head_model(word))
+
     def loaded_words(self, models: Models) -> list[str]:
         """Return the words whose heads are loaded, sorted."""
-        names = sorted(folder.name for folder in self.repository.iterdir() if folder.is_dir())
-        words = [(word_of(name), name) for name in names]
-        return [word for word, name in words if word is not None and models.is_ready(name)]
+        return [word for word in self.words() if self.is_loaded(word, models)]
 
     def all_words(self, models: Models) -> tuple[str, ...]:
         """Return the words whose heads are loaded, for a request that names none.
@@ -45,7 +52,11 @@ class Heads:
         """
         if found := self.loaded_words(models):
             return tuple(found)
-        raise NotReady(f"{self.where}: no wake word is loaded; try `slipway export wakeword_head`")
+        raise self.none_loaded()
+
+    def none_loaded(self) -> NotReady:
+        """Return the error of a request that names no word while no head is loaded."""
+        return NotReady(f"{self.where}: no wake word is loaded; try `slipway export wakeword_head`")
 
     def score(self, word: str, embeddings: Array, models: Models) -> tuple[Array, Array]:
         """Run a word's head on embeddings, [rows, channels].
