@@ -8,10 +8,11 @@ from contextlib import asynccontextmanager
 
 from gateway_jobs import add_key, claim, create, run_of, until
 
+from slipway_gateway.access.limits import UNLIMITED
 from slipway_gateway.database.changes import ChangeSignals
 from slipway_gateway.database.engine import Database
 from slipway_gateway.jobs.feed import JobFeed
-from slipway_gateway.jobs.job import Changes, Job, Status, Wish
+from slipway_gateway.jobs.job import Changes, Job, Place, Status, Wish
 from slipway_gateway.jobs.store import JobStore
 from slipway_serving.protocol.errors import NotReady
 
@@ -32,6 +33,20 @@ class CountingStore(JobStore):
     async def positions(self) -> dict[str, int]:
         self.reads_of_positions += 1
         return await super().positions()
+
+
+class SlowStore(JobStore):
+    """A store whose positions are read before a test goes on, and answered after it."""
+
+    def __init__(self, database: Database) -> None:
+        super().__init__(database)
+        self.has_read, self.may_answer = asyncio.Event(), asyncio.Event()
+
+    async def positions(self) -> dict[str, int]:
+        found = await super().positions()
+        self.has_read.set()
+        await self.may_answer.wait()
+        return found
 
 
 class ManualSignals:
@@ -208,3 +223,26 @@ async def test_positions_are_read_again_only_when_the_queue_has_changed(
         await until(polled)
         assert await feed.position(second.id) == 1
         assert counting.reads_of_positions == reads
+
+
+async def test_new_job_has_its_position_before_its_change_is_read(
+    database: Database, store: JobStore
+) -> None:
+    first = await create(store)
+    async with JobFeed(store, ManualSignals()) as feed:
+        assert await feed.position(first.id) == 1
+        second = await create(store)
+        assert await feed.position(second.id) == 2
+
+
+async def test_positions_from_before_a_move_are_not_kept(database: Database, store: JobStore) -> None:
+    first, second = await create(store), await create(store)
+    counting = SlowStore(database)
+    async with JobFeed(counting, ManualSignals()) as feed:
+        looking = asyncio.create_task(feed.position(second.id))
+        await counting.has_read.wait()
+        await store.edit(second, None, UNLIMITED, place=Place(before=first.id))
+        feed.forget_positions()
+        counting.may_answer.set()
+        assert await looking == 1
+        assert await feed.position(first.id) == 2
