@@ -27,7 +27,7 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import NullPool
 
-from slipway_gateway.database.engine import database_url
+from slipway_gateway.database.address import database_url
 from slipway_gateway.database.revisions import upgrade
 from slipway_serving.system.server_processes import stubs
 from slipway_serving.triton.server import Server
@@ -77,10 +77,7 @@ class History(threading.Thread):
 
     def __init__(self, url: str) -> None:
         super().__init__(name="history", daemon=True)
-        synchronous = database_url(url)
-        if synchronous.get_backend_name() == "sqlite":
-            synchronous = synchronous.set(drivername="sqlite")
-        self._engine = create_engine(synchronous, poolclass=NullPool)
+        self._engine = create_engine(database_url(url), poolclass=NullPool)
         self.seen: dict[str, list[Row]] = {}
         self._ended = threading.Event()
 

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
 
-from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
 
 from slipway_gateway.access.limits import UNLIMITED, KeyLimits
 from slipway_gateway.database.engine import Database
@@ -53,7 +53,7 @@ def new_job(owner: str = "anna", *, now: float = 1_700_000_000.0, **changes: Any
 async def add_key(database: Database, key_id: str) -> None:
     """Add a key with a chosen identifier."""
 
-    async def work(session: AsyncSession, _: bool) -> None:
+    def work(session: Session, _: bool) -> None:
         session.add(
             KeyRow(
                 id=key_id,

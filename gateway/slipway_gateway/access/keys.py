@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from sqlalchemy import select, update
 from sqlalchemy.exc import IntegrityError
-from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
 
 from slipway_gateway.access.limits import UNLIMITED, KeyLimits
 from slipway_gateway.database.engine import Database
@@ -101,18 +101,18 @@ class KeyStore:
         secret = PREFIX + secrets.token_urlsafe(32)
         key_id = f"key_{secrets.token_hex(8)}"
 
-        async def work(session: AsyncSession, repeated: bool) -> Key:
-            if repeated and (stored := await session.get(KeyRow, key_id)) is not None:
+        def work(session: Session, repeated: bool) -> Key:
+            if repeated and (stored := session.get(KeyRow, key_id)) is not None:
                 return _key_of(stored)
-            return await self._add(session, key_id, name, limits or KeyLimits(), is_admin, _digest(secret))
+            return self._add(session, key_id, name, limits or KeyLimits(), is_admin, _digest(secret))
 
         return await self._database.write(work), secret
 
     async def list(self) -> list[Key]:
         """Return all keys, revoked ones included, the oldest first."""
 
-        async def work(session: AsyncSession) -> list[Key]:
-            rows = await session.scalars(select(KeyRow).order_by(KeyRow.created_at, KeyRow.id))
+        def work(session: Session) -> list[Key]:
+            rows = session.scalars(select(KeyRow).order_by(KeyRow.created_at, KeyRow.id))
             return [_key_of(row) for row in rows]
 
         return await self._database.read(work)
@@ -120,8 +120,8 @@ class KeyStore:
     async def get(self, key_id: str) -> Key | None:
         """Return a key by its identifier, or None if it does not exist."""
 
-        async def work(session: AsyncSession) -> Key | None:
-            row = await session.get(KeyRow, key_id)
+        def work(session: Session) -> Key | None:
+            row = session.get(KeyRow, key_id)
             return None if row is None else _key_of(row)
 
         return await self._database.read(work)
@@ -135,8 +135,8 @@ class KeyStore:
         if not key_id.isprintable():
             raise not_found("key", key_id[:80])
 
-        async def work(session: AsyncSession, _: bool) -> Key:
-            row = await session.get(KeyRow, key_id, with_for_update=True)
+        def work(session: Session, _: bool) -> Key:
+            row = session.get(KeyRow, key_id, with_for_update=True)
             if row is None:
                 raise not_found("key", key_id[:80])
             if row.revoked_at is None:
@@ -182,11 +182,11 @@ class KeyStore:
         if key is not None:
             return key
 
-        async def work(session: AsyncSession, _: bool) -> Key:
-            row = await session.get(KeyRow, LOCAL)
+        def work(session: Session, _: bool) -> Key:
+            row = session.get(KeyRow, LOCAL)
             if row is not None:
                 return _key_of(row)
-            return await self._add(session, LOCAL, LOCAL, UNLIMITED, True, None)
+            return self._add(session, LOCAL, LOCAL, UNLIMITED, True, None)
 
         try:
             return await self._database.write(work)
@@ -197,9 +197,9 @@ class KeyStore:
                 raise
             return key
 
-    async def _add(
+    def _add(
         self,
-        session: AsyncSession,
+        session: Session,
         key_id: str,
         name: str,
         limits: KeyLimits,
@@ -216,20 +216,20 @@ class KeyStore:
             created_at=self._clock(),
         )
         session.add(row)
-        await session.flush()
+        session.flush()
         return _key_of(row)
 
     async def _look_up(self, digest: str) -> Key | None:
-        async def work(session: AsyncSession) -> Key | None:
+        def work(session: Session) -> Key | None:
             valid = (KeyRow.secret_sha256 == digest, KeyRow.revoked_at.is_(None))
-            row = await session.scalar(select(KeyRow).where(*valid))
+            row = session.scalar(select(KeyRow).where(*valid))
             return None if row is None else _key_of(row)
 
         return await self._database.read(work)
 
     async def _record_use(self, key_id: str, now: float) -> None:
-        async def work(session: AsyncSession, _: bool) -> None:
-            await session.execute(update(KeyRow).where(KeyRow.id == key_id).values(last_used_at=now))
+        def work(session: Session, _: bool) -> None:
+            session.execute(update(KeyRow).where(KeyRow.id == key_id).values(last_used_at=now))
 
         await self._database.write(work)
 

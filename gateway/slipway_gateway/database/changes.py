@@ -18,7 +18,8 @@ from typing import Self
 import psycopg
 from sqlalchemy.engine import URL
 
-from slipway_gateway.database.engine import CHANNEL, Database, connect_arguments
+from slipway_gateway.database.address import connect_arguments
+from slipway_gateway.database.engine import CHANNEL, Database
 
 _LOG = logging.getLogger(__name__)
 SQLITE_INTERVAL_S = 0.25

@@ -18,12 +18,8 @@ from sqlalchemy import Connection, create_engine, event, text
 from sqlalchemy.exc import InterfaceError, OperationalError
 from sqlalchemy.pool import NullPool
 
-from slipway_gateway.database.engine import (
-    connect_arguments,
-    database_url,
-    make_file,
-    prepare_sqlite,
-)
+from slipway_gateway.database.address import connect_arguments, database_url
+from slipway_gateway.database.sqlite import begin_write, make_file, prepare_sqlite
 from slipway_serving.protocol.errors import NotReady
 
 # Number of PostgreSQL's advisory lock; any number that nothing else in the database uses.
@@ -113,12 +109,11 @@ def _connection(url: str) -> Iterator[Connection]:
     parsed = database_url(url)
     if parsed.get_backend_name() == "sqlite":
         make_file(parsed)
-        parsed = parsed.set(drivername="sqlite")
     engine = create_engine(parsed, connect_args=connect_arguments(parsed), poolclass=NullPool)
     if parsed.get_backend_name() == "sqlite":
         event.listen(engine, "connect", lambda connection, _: prepare_sqlite(connection))
         # A second process waits here, and then finds the tables of the first.
-        event.listen(engine, "begin", lambda connection: connection.exec_driver_sql("BEGIN IMMEDIATE"))
+        event.listen(engine, "begin", begin_write)
     try:
         with engine.begin() as connection:
             yield connection

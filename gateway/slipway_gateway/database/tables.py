@@ -7,6 +7,7 @@ log to learn of changed and removed jobs. Migrations create these tables; a test
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from sqlalchemy import (
@@ -19,11 +20,14 @@ from sqlalchemy import (
     Integer,
     LargeBinary,
     MetaData,
+    Row,
     Text,
     text,
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
+Rows = Sequence[Row[*tuple[Any, ...]]]
+"""Rows of a statement with any columns."""
 # SQLite numbers rows by itself only if the column's type is INTEGER.
 _Number = BigInteger().with_variant(Integer(), "sqlite")
 _WAITS = text("status = 'queued'")

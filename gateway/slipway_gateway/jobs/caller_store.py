@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from sqlalchemy import ColumnElement, bindparam, select, tuple_
-from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
 
 from slipway_gateway.access.limits import UNLIMITED, KeyLimits, check_priority, rank
 from slipway_gateway.database.tables import JobRow, PreviewRow
@@ -64,17 +64,17 @@ class CallerStore(CreationStore):
         place = tuple_(JobRow.created_at, JobRow.id)
         ascending = order == "asc"
 
-        async def work(session: AsyncSession) -> tuple[builtins.list[Job], bool]:
+        def work(session: Session) -> tuple[builtins.list[Job], bool]:
             query = select(JobRow).where(*_visible(owner))
             if after is not None:
-                start = await session.get(JobRow, after) if is_job_id(after) else None
+                start = session.get(JobRow, after) if is_job_id(after) else None
                 if start is None or start.owner != owner:
                     raise unknown_job(after)
                 edge = tuple_(start.created_at, start.id)
                 query = query.where(place > edge if ascending else place < edge)
             columns = (JobRow.created_at, JobRow.id)
             query = query.order_by(*(column.asc() if ascending else column.desc() for column in columns))
-            rows = list(await session.scalars(query.limit(limit + 1)))
+            rows = list(session.scalars(query.limit(limit + 1)))
             return [job_of(row) for row in rows[:limit]], len(rows) > limit
 
         return await self._database.read(work)
@@ -82,8 +82,8 @@ class CallerStore(CreationStore):
     async def preview(self, job_id: str) -> tuple[int, bytes] | None:
         """Return the step and the picture of a job's newest preview, or None if there is none."""
 
-        async def work(session: AsyncSession) -> tuple[int, bytes] | None:
-            found = await session.get(PreviewRow, job_id)
+        def work(session: Session) -> tuple[int, bytes] | None:
+            found = session.get(PreviewRow, job_id)
             return None if found is None else (found.step, found.picture)
 
         return await self._database.read(work)
@@ -104,11 +104,11 @@ class CallerStore(CreationStore):
             ApiError: The job does not exist (status 404), or its status does not allow the wish (409).
         """
 
-        async def work(session: AsyncSession, repeated: bool) -> Job:
-            row = await self._own(session, job_id, None if repeated and wish is Wish.DELETE else owner)
+        def work(session: Session, repeated: bool) -> Job:
+            row = self._own(session, job_id, None if repeated and wish is Wish.DELETE else owner)
             status = Status(row.status)
             if wish is Wish.DELETE:
-                return await self._delete(session, row)
+                return self._delete(session, row)
             done = Status.PAUSED if wish is Wish.PAUSE else Status.CANCELLED
             if status is done or row.wish == wish.value:
                 return job_of(row)
@@ -120,11 +120,11 @@ class CallerStore(CreationStore):
             if status is Status.IN_PROGRESS:
                 if row.wish == Wish.CANCEL.value:
                     raise conflict(f"video {row.id} is being cancelled; create a new one", "video_cancelled")
-                return await self._change(session, row, wish=wish.value)
+                return self._change(session, row, wish=wish.value)
             if wish is Wish.CANCEL:
-                return await self._end(session, row, Status.CANCELLED)
+                return self._end(session, row, Status.CANCELLED)
             expires_at = self._clock() + self._keep_s
-            return await self._change(session, row, status=Status.PAUSED.value, expires_at=expires_at)
+            return self._change(session, row, status=Status.PAUSED.value, expires_at=expires_at)
 
         return await self._database.write(work)
 
@@ -156,9 +156,9 @@ class CallerStore(CreationStore):
         if "priority" in changed:
             check_priority(changed["priority"], limits)
 
-        async def work(session: AsyncSession, repeated: bool) -> Job:
-            await self._take_turn_of_creation(session)
-            row = await self._own(session, job_id, owner)
+        def work(session: Session, repeated: bool) -> Job:
+            self._take_turn_of_creation(session)
+            row = self._own(session, job_id, owner)
             status = Status(row.status)
             if repeated and status is Status.QUEUED:
                 return job_of(row)
@@ -172,10 +172,10 @@ class CallerStore(CreationStore):
                     retry_after_s=1.0 if stopping else None,
                     final=not stopping,
                 )
-            await self._check_waiting(session, row.owner, limits, max_waiting)
+            self._check_waiting(session, row.owner, limits, max_waiting)
             request = {name: value for name, value in row.request.items() if name not in _OF_A_STOP}
             priority = changed.get("priority", row.priority)
-            return await self._change(
+            return self._change(
                 session,
                 row,
                 status=Status.QUEUED.value,
@@ -190,22 +190,22 @@ class CallerStore(CreationStore):
 
         return await self._database.write(work)
 
-    async def _own(self, session: AsyncSession, job_id: str, owner: str | None) -> JobRow:
+    def _own(self, session: Session, job_id: str, owner: str | None) -> JobRow:
         """Return the locked row of a caller's job."""
         rows = []
         if is_job_id(job_id):
-            rows = await self._locked(session, JobRow.id == job_id, *_visible(owner))
+            rows = self._locked(session, JobRow.id == job_id, *_visible(owner))
         if not rows:
             raise unknown_job(job_id)
         return rows[0]
 
-    async def _delete(self, session: AsyncSession, row: JobRow) -> Job:
+    def _delete(self, session: Session, row: JobRow) -> Job:
         if row.wish == Wish.DELETE.value:
             return job_of(row)
         values: dict[str, Any] = {"wish": Wish.DELETE.value}
         if Status(row.status) in {Status.QUEUED, Status.PAUSED}:
             values |= {"status": Status.CANCELLED.value, "completed_at": self._clock()}
-        return await self._change(session, row, **values)
+        return self._change(session, row, **values)
 
 
 def _visible(owner: str | None) -> builtins.list[ColumnElement[bool]]:

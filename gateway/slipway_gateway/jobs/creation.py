@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from sqlalchemy import ColumnElement, func, select
-from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
 
 from slipway_gateway.access.limits import KeyLimits, check_job, rank
 from slipway_gateway.database.tables import JobRow, UsageRow
@@ -54,23 +54,23 @@ class CreationStore(JobRows):
         check_job(new, limits)
         check_text(new)
 
-        async def work(session: AsyncSession, repeated: bool) -> tuple[Job, bool]:
-            await self._take_turn_of_creation(session)
-            if repeated and (stored := await session.get(JobRow, new.id)) is not None:
+        def work(session: Session, repeated: bool) -> tuple[Job, bool]:
+            self._take_turn_of_creation(session)
+            if repeated and (stored := session.get(JobRow, new.id)) is not None:
                 return job_of(stored), True
-            if (earlier := await self._earlier(session, new)) is not None:
+            if (earlier := self._earlier(session, new)) is not None:
                 return earlier, False
-            await self._check_waiting(session, new.owner, limits, max_waiting)
-            await self._count_day(session, new.owner, limits)
-            return await self._add(session, new), True
+            self._check_waiting(session, new.owner, limits, max_waiting)
+            self._count_day(session, new.owner, limits)
+            return self._add(session, new), True
 
         return await self._database.write(work)
 
-    async def _take_turn_of_creation(self, session: AsyncSession) -> None:
+    def _take_turn_of_creation(self, session: Session) -> None:
         """Wait until no other transaction adds a job to the queue."""
-        await self._take_turn(session, _CREATION_LOCK)
+        self._take_turn(session, _CREATION_LOCK)
 
-    async def _earlier(self, session: AsyncSession, new: NewJob) -> Job | None:
+    def _earlier(self, session: Session, new: NewJob) -> Job | None:
         """Return the job that the same request made before."""
         now = self._clock()
         same: list[ColumnElement[bool]] = [JobRow.owner == new.owner, JobRow.wish != Wish.DELETE.value]
@@ -85,7 +85,7 @@ class CreationStore(JobRows):
                 JobRow.created_at > now - _SAME_REQUEST_S,
                 JobRow.status.not_in([Status.FAILED.value, Status.CANCELLED.value]),
             ]
-        row = await session.scalar(
+        row = session.scalar(
             select(JobRow).where(*same).order_by(JobRow.created_at.desc(), JobRow.id.desc()).limit(1)
         )
         if row is None:
@@ -96,12 +96,12 @@ class CreationStore(JobRows):
             )
         return job_of(row)
 
-    async def _check_waiting(
-        self, session: AsyncSession, owner: str, limits: KeyLimits, max_waiting: int | None
+    def _check_waiting(
+        self, session: Session, owner: str, limits: KeyLimits, max_waiting: int | None
     ) -> None:
         """Refuse one more waiting job if there are too many."""
         waits = JobRow.status == Status.QUEUED.value
-        number = await session.scalar(select(func.count()).select_from(JobRow).where(waits)) or 0
+        number = session.scalar(select(func.count()).select_from(JobRow).where(waits)) or 0
         if max_waiting is not None and number >= max_waiting:
             raise Overloaded(
                 f"video: the queue is full with {number} waiting videos; try again in a few seconds"
@@ -109,17 +109,17 @@ class CreationStore(JobRows):
         if limits.waiting is None:
             return
         own = select(func.count()).select_from(JobRow).where(waits, JobRow.owner == owner)
-        if ((await session.scalar(own)) or 0) >= limits.waiting:
+        if ((session.scalar(own)) or 0) >= limits.waiting:
             raise Overloaded(
                 f"video: this key may have {limits.waiting} waiting videos, and has as many; try again when"
                 " one of them has started"
             )
 
-    async def _count_day(self, session: AsyncSession, owner: str, limits: KeyLimits) -> None:
+    def _count_day(self, session: Session, owner: str, limits: KeyLimits) -> None:
         """Count one more job of this day, and refuse it if it is one too many."""
         now = self._clock()
         day = int(now // _DAY_S)
-        usage = await session.get(UsageRow, (owner, day))
+        usage = session.get(UsageRow, (owner, day))
         if usage is None:
             usage = UsageRow(owner=owner, day=day, jobs=0)
             session.add(usage)
@@ -134,7 +134,7 @@ class CreationStore(JobRows):
             )
         usage.jobs += 1
 
-    async def _add(self, session: AsyncSession, new: NewJob) -> Job:
+    def _add(self, session: Session, new: NewJob) -> Job:
         now = self._clock()
         values: dict[str, Any] = dict(vars(new))
         row = JobRow(
@@ -143,10 +143,10 @@ class CreationStore(JobRows):
             rank=rank(new.priority),
             created_at=now,
             queued_at=now,
-            version=await self._log_change(session, new.id),
+            version=self._log_change(session, new.id),
         )
         session.add(row)
-        await session.flush()
+        session.flush()
         return job_of(row)
 
 

@@ -6,10 +6,10 @@ either the job as it was or the edited one.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from typing import Any
 
-from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
 
 from slipway_gateway.access.limits import KeyLimits, check_job, rank
 from slipway_gateway.database.tables import JobRow
@@ -22,7 +22,7 @@ from slipway_gateway.jobs.rows import job_of
 from slipway_serving.protocol.errors import InvalidRequest
 from slipway_serving.protocol.texts import short
 
-StorePictures = Callable[[], Awaitable[None]]
+StorePictures = Callable[[], Coroutine[Any, Any, None]]
 """Function that stores pictures of a job in place of those before."""
 _EDITED = (
     "request",
@@ -68,8 +68,8 @@ class EditStore(CallerStore):
             check_job(edited, limits)
             check_text(edited)
 
-        async def work(session: AsyncSession, repeated: bool) -> Job:
-            row = await self._own(session, job.id, job.owner)
+        def work(session: Session, repeated: bool) -> Job:
+            row = self._own(session, job.id, job.owner)
             _check_status(Status(row.status), job.id, moves=place is not None)
             values: dict[str, Any] = {}
             if edited is not None:
@@ -83,16 +83,14 @@ class EditStore(CallerStore):
                         final=True,
                     )
                 if store_pictures is not None:
-                    await store_pictures()
+                    self._database.wait_in_work(store_pictures())
             if place is not None:
-                values["queued_at"] = await self._make_place(session, row, values.get("rank"), place)
-            return await self._change(session, row, **values) if values else job_of(row)
+                values["queued_at"] = self._make_place(session, row, values.get("rank"), place)
+            return self._change(session, row, **values) if values else job_of(row)
 
         return await self._database.write(work)
 
-    async def _make_place(
-        self, session: AsyncSession, row: JobRow, new_rank: int | None, place: Place
-    ) -> float:
+    def _make_place(self, session: Session, row: JobRow, new_rank: int | None, place: Place) -> float:
         """Move the other waiting jobs of a key, and return the time that is the place of a job.
 
         The jobs exchange their times, so that a moved job never comes before or behind jobs of other keys
@@ -100,7 +98,7 @@ class EditStore(CallerStore):
         """
         waits = JobRow.status == Status.QUEUED.value
         wanted_rank = row.rank if new_rank is None else new_rank
-        rows = await self._locked(session, JobRow.owner == row.owner, waits, JobRow.wish != Wish.DELETE.value)
+        rows = self._locked(session, JobRow.owner == row.owner, waits, JobRow.wish != Wish.DELETE.value)
         others = sorted(
             (each for each in rows if each.rank == wanted_rank and each.id != row.id),
             key=lambda each: (each.queued_at, each.created_at, each.id),

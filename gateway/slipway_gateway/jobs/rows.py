@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from sqlalchemy import BigInteger, ColumnElement, Row, Text, cast, func, insert, select
-from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
 
 from slipway_gateway.database.engine import CHANNEL, Database
 from slipway_gateway.database.tables import ChangeRow, Delivery, JobRow
@@ -49,20 +49,18 @@ class JobRows:
         self._clock = clock or time.time
         self._asks_database = clock is None and database.is_postgres
 
-    async def _lease_time(self, session: AsyncSession) -> float:
+    def _lease_time(self, session: Session) -> float:
         """Return the time that leases are measured with, in Unix seconds."""
         if not self._asks_database:
             return self._clock()
-        return float(await session.scalar(select(func.extract("epoch", func.clock_timestamp()))) or 0.0)
+        return float(session.scalar(select(func.extract("epoch", func.clock_timestamp()))) or 0.0)
 
-    async def _take_turn(self, session: AsyncSession, number: int) -> None:
+    def _take_turn(self, session: Session, number: int) -> None:
         """Wait until no other transaction has the lock of this number; SQLite has one writer anyway."""
         if self._database.is_postgres:
-            await session.execute(select(func.pg_advisory_xact_lock(number)))
+            session.execute(select(func.pg_advisory_xact_lock(number)))
 
-    async def _locked(
-        self, session: AsyncSession, *conditions: ColumnElement[bool], skip: bool = False
-    ) -> list[JobRow]:
+    def _locked(self, session: Session, *conditions: ColumnElement[bool], skip: bool = False) -> list[JobRow]:
         """Return the rows that meet all conditions, locked until the end of the transaction.
 
         Args:
@@ -72,23 +70,23 @@ class JobRows:
         """
         # All writers lock rows in the same order, so that no two of them wait for each other.
         query = select(JobRow).where(*conditions).order_by(JobRow.id).limit(100 if skip else None)
-        rows = await session.scalars(
+        rows = session.scalars(
             query.with_for_update(skip_locked=skip).execution_options(populate_existing=True)
         )
         return list(rows)
 
-    async def _log_change(self, session: AsyncSession, job_id: str) -> int:
+    def _log_change(self, session: Session, job_id: str) -> int:
         """Add a row to the log of changes and return its number."""
         values: dict[str, Any] = {"job_id": job_id, "at": self._clock()}
         if not self._database.is_postgres:
             query = insert(ChangeRow).values(values).returning(ChangeRow.version)
-            return int((await session.execute(query)).scalar_one())
+            return int((session.execute(query)).scalar_one())
         values["transaction_id"] = cast(cast(func.pg_current_xact_id(), Text), BigInteger)
         notify = func.pg_notify(CHANNEL, job_id)
-        result = await session.execute(insert(ChangeRow).values(values).returning(ChangeRow.version, notify))
+        result = session.execute(insert(ChangeRow).values(values).returning(ChangeRow.version, notify))
         return int(result.one()[0])
 
-    async def _change(self, session: AsyncSession, row: JobRow, **values: Any) -> Job:
+    def _change(self, session: Session, row: JobRow, **values: Any) -> Job:
         """Write values to a locked row as a new version, and return the job.
 
         Args:
@@ -96,15 +94,15 @@ class JobRows:
             row: Row, locked by :meth:`_locked`.
             **values: New values of columns.
         """
-        row.version = await self._log_change(session, row.id)
+        row.version = self._log_change(session, row.id)
         for name, value in values.items():
             setattr(row, name, value)
-        await session.flush()
+        session.flush()
         return job_of(row)
 
-    async def _end(
+    def _end(
         self,
-        session: AsyncSession,
+        session: Session,
         row: JobRow,
         status: Status,
         *,
@@ -122,7 +120,7 @@ class JobRows:
         """
         now = self._clock()
         deleted = row.wish == Wish.DELETE
-        job = await self._change(
+        job = self._change(
             session,
             row,
             status=status.value,
@@ -134,10 +132,10 @@ class JobRows:
         )
         if job.webhook_url is not None and not deleted:
             session.add(delivery(job, now))
-            await session.flush()
+            session.flush()
         return job
 
-    async def _stopped(self, session: AsyncSession, row: JobRow, status: Status, **values: Any) -> Job:
+    def _stopped(self, session: Session, row: JobRow, status: Status, **values: Any) -> Job:
         """Take a locked job from its worker, and meet the caller's wish.
 
         Args:
@@ -147,9 +145,9 @@ class JobRows:
             **values: New values of other columns.
         """
         if row.wish in {Wish.CANCEL.value, Wish.DELETE.value}:
-            return await self._end(session, row, Status.CANCELLED, **values)
+            return self._end(session, row, Status.CANCELLED, **values)
         paused = status is Status.PAUSED or row.wish == Wish.PAUSE.value
-        return await self._change(
+        return self._change(
             session,
             row,
             status=(Status.PAUSED if paused else Status.QUEUED).value,

@@ -11,7 +11,7 @@ import json
 from typing import Any
 
 from sqlalchemy import BigInteger, ColumnElement, Select, Text, bindparam, cast, func, select
-from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
 
 from slipway_gateway.database.tables import ChangeRow, JobRow, KeyRow
 from slipway_gateway.jobs import order
@@ -79,10 +79,10 @@ class JobStore(EditStore, WorkerStore, UpkeepStore):
     async def counts(self) -> list[Count]:
         """Return the number of jobs and the oldest one for each model and status."""
 
-        async def work(session: AsyncSession) -> list[Count]:
+        def work(session: Session) -> list[Count]:
             group = (JobRow.model, JobRow.status)
             query = select(*group, func.count(), func.min(JobRow.created_at)).group_by(*group)
-            rows = await session.execute(query)
+            rows = session.execute(query)
             return [Count(model, Status(status), number, oldest) for model, status, number, oldest in rows]
 
         return await self._database.read(work)
@@ -96,10 +96,10 @@ class JobStore(EditStore, WorkerStore, UpkeepStore):
         """
         columns = (JobRow.id, JobRow.model, JobRow.completed_at, JobRow.error_code, JobRow.error_message)
 
-        async def work(session: AsyncSession) -> list[Failure]:
+        def work(session: Session) -> list[Failure]:
             failed = (JobRow.status == Status.FAILED.value, JobRow.completed_at >= since)
             query = select(*columns).where(*failed).order_by(JobRow.completed_at.desc(), JobRow.id.desc())
-            rows = await session.execute(query.limit(most))
+            rows = session.execute(query.limit(most))
             return [
                 Failure(job_id, model, at or 0.0, code or "", message or "")
                 for job_id, model, at, code, message in rows

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sqlalchemy import delete, or_, select
-from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
 
 from slipway_gateway.database.tables import ChangeRow, Delivery, JobRow, UsageRow
 from slipway_gateway.jobs.job import Job, Status, Wish
@@ -34,16 +34,16 @@ class UpkeepStore(JobRows):
             Jobs as they are now: queued again, failed with the reason, or paused or cancelled by a wish.
         """
 
-        async def work(session: AsyncSession, _: bool) -> list[Job]:
-            now = await self._lease_time(session)
-            rows = await self._locked(
+        def work(session: Session, _: bool) -> list[Job]:
+            now = self._lease_time(session)
+            rows = self._locked(
                 session,
                 JobRow.status == Status.IN_PROGRESS.value,
                 JobRow.lease_until < now,
                 skip=True,
             )
             return [
-                await self._take_back(session, row, max_attempts, max(max_attempts, max_runs_from_state))
+                self._take_back(session, row, max_attempts, max(max_attempts, max_runs_from_state))
                 for row in rows
             ]
 
@@ -62,14 +62,12 @@ class UpkeepStore(JobRows):
         over = or_(JobRow.expires_at <= now, deleted)
         ended = JobRow.status.in_([*_FINAL, Status.PAUSED.value])
 
-        async def look(session: AsyncSession) -> bool:
-            return await session.scalar(select(JobRow.id).where(over, ended).limit(1)) is not None
+        def look(session: Session) -> bool:
+            return session.scalar(select(JobRow.id).where(over, ended).limit(1)) is not None
 
-        async def work(session: AsyncSession, _: bool) -> list[Job]:
-            rows = await self._locked(session, over, ended, skip=True)
-            return [
-                job_of(row) if row.wish == Wish.DELETE else await self._hide(session, row) for row in rows
-            ]
+        def work(session: Session, _: bool) -> list[Job]:
+            rows = self._locked(session, over, ended, skip=True)
+            return [job_of(row) if row.wish == Wish.DELETE else self._hide(session, row) for row in rows]
 
         return await self._database.write(work) if await self._database.read(look) else []
 
@@ -83,15 +81,15 @@ class UpkeepStore(JobRows):
             Job that is hidden now, or None if none of them has ended.
         """
 
-        async def work(session: AsyncSession, _: bool) -> Job | None:
+        def work(session: Session, _: bool) -> Job | None:
             ended = (JobRow.status.in_(_FINAL), JobRow.wish != Wish.DELETE.value)
             query = select(JobRow.id).where(*ended).order_by(JobRow.completed_at, JobRow.id)
             with_contents = set(job_ids)
-            for job_id in await session.scalars(query):
+            for job_id in session.scalars(query):
                 if job_id in with_contents:
-                    rows = await self._locked(session, JobRow.id == job_id, *ended, skip=True)
+                    rows = self._locked(session, JobRow.id == job_id, *ended, skip=True)
                     if rows:
-                        return await self._hide(session, rows[0])
+                        return self._hide(session, rows[0])
             return None
 
         return await self._database.write(work)
@@ -99,8 +97,8 @@ class UpkeepStore(JobRows):
     async def ids(self) -> set[str]:
         """Return the identifiers of all jobs."""
 
-        async def work(session: AsyncSession) -> set[str]:
-            return set(await session.scalars(select(JobRow.id)))
+        def work(session: Session) -> set[str]:
+            return set(session.scalars(select(JobRow.id)))
 
         return await self._database.read(work)
 
@@ -116,13 +114,13 @@ class UpkeepStore(JobRows):
         """
         running = JobRow.status == Status.IN_PROGRESS.value
 
-        async def work(session: AsyncSession, repeated: bool) -> bool:
+        def work(session: Session, repeated: bool) -> bool:
             allowed = ~running if worker is None else or_(~running, JobRow.worker == worker)
-            rows = await self._locked(session, JobRow.id == job_id, allowed)
+            rows = self._locked(session, JobRow.id == job_id, allowed)
             if not rows:
-                return repeated and await session.get(JobRow, job_id) is None
-            await self._log_change(session, job_id)
-            await session.delete(rows[0])
+                return repeated and session.get(JobRow, job_id) is None
+            self._log_change(session, job_id)
+            session.delete(rows[0])
             return True
 
         return await self._database.write(work)
@@ -131,45 +129,43 @@ class UpkeepStore(JobRows):
         """Delete old changes, the counts of past days, and webhooks that ended a week ago."""
         now = self._clock()
 
-        async def work(session: AsyncSession, _: bool) -> None:
-            await session.execute(delete(ChangeRow).where(ChangeRow.at < now - _PRUNE_AFTER_S))
+        def work(session: Session, _: bool) -> None:
+            session.execute(delete(ChangeRow).where(ChangeRow.at < now - _PRUNE_AFTER_S))
             old = (Delivery.next_at.is_(None), Delivery.created_at < now - _KEEP_DELIVERIES_S)
-            await session.execute(delete(Delivery).where(*old))
-            await session.execute(delete(UsageRow).where(UsageRow.day < int(now // _DAY_S) - 1))
+            session.execute(delete(Delivery).where(*old))
+            session.execute(delete(UsageRow).where(UsageRow.day < int(now // _DAY_S) - 1))
 
         await self._database.write(work)
 
     async def _has_lapsed(self) -> bool:
-        async def work(session: AsyncSession) -> bool:
-            now = await self._lease_time(session)
+        def work(session: Session) -> bool:
+            now = self._lease_time(session)
             query = select(JobRow.id).where(
                 JobRow.status == Status.IN_PROGRESS.value, JobRow.lease_until < now
             )
-            return await session.scalar(query.limit(1)) is not None
+            return session.scalar(query.limit(1)) is not None
 
         return await self._database.read(work)
 
-    async def _take_back(
-        self, session: AsyncSession, row: JobRow, max_attempts: int, max_runs_from_state: int
-    ) -> Job:
+    def _take_back(self, session: Session, row: JobRow, max_attempts: int, max_runs_from_state: int) -> Job:
         """Queue a lapsed job again, or end it if it has been tried often enough."""
         if row.wish in {Wish.CANCEL.value, Wish.DELETE.value}:
-            return await self._stopped(session, row, Status.QUEUED)
+            return self._stopped(session, row, Status.QUEUED)
         if row.state_step is None:
             tried, most, since = row.attempts, max_attempts, "before it saved a first state"
         else:
             tried, most, since = row.runs_from_state, max_runs_from_state, f"after step {row.state_step}"
         if tried < most:
-            return await self._stopped(session, row, Status.QUEUED)
+            return self._stopped(session, row, Status.QUEUED)
         times = "once" if tried == 1 else f"{tried} times"
         message = (
             f"the worker of video {row.id} stopped answering {times} {since}; create the video again, and"
             " look at the logs of workers and replicas if this goes on"
         )
-        return await self._end(session, row, Status.FAILED, error_code="worker_lost", error_message=message)
+        return self._end(session, row, Status.FAILED, error_code="worker_lost", error_message=message)
 
-    async def _hide(self, session: AsyncSession, row: JobRow) -> Job:
+    def _hide(self, session: Session, row: JobRow) -> Job:
         """Make a job that has ended or is paused invisible to its caller."""
         ended = row.status in _FINAL
         status = row.status if ended else Status.CANCELLED.value
-        return await self._change(session, row, wish=Wish.DELETE.value, status=status)
+        return self._change(session, row, wish=Wish.DELETE.value, status=status)

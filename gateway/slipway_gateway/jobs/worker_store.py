@@ -7,17 +7,17 @@ Every claim gives the run a name of its own. All writes of a run require that na
 from __future__ import annotations
 
 import secrets
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from sqlalchemy import delete, select, update
-from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
 
 from slipway_gateway.database.tables import JobRow, KeyRow, PreviewRow
 from slipway_gateway.jobs.job import PREPARING, Job, LeaseLost, Status, Wish
 from slipway_gateway.jobs.rows import JobRows, added_durations, job_of, storable
 
-EndOfRun = Callable[[AsyncSession, JobRow, dict[str, Any]], Awaitable[Job]]
+EndOfRun = Callable[[Session, JobRow, dict[str, Any]], Job]
 
 # Number of PostgreSQL's advisory lock; any number that nothing else in the database uses.
 _CLAIM_LOCK = 0x736C_6970_0003
@@ -45,21 +45,21 @@ class WorkerStore(JobRows):
             return None
         run = f"{worker}#{secrets.token_hex(8)}"
 
-        async def work(session: AsyncSession, repeated: bool) -> Job | None:
-            if repeated and (found := await self._locked(session, JobRow.worker == run)):
+        def work(session: Session, repeated: bool) -> Job | None:
+            if repeated and (found := self._locked(session, JobRow.worker == run)):
                 return job_of(found[0])
             # Workers take turns, so that each sees which key the one before it has served.
-            await self._take_turn(session, _CLAIM_LOCK)
-            row = await self._next_row(session, free)
+            self._take_turn(session, _CLAIM_LOCK)
+            row = self._next_row(session, free)
             if row is None:
                 return None
             has_state = row.state_step is not None
-            job = await self._change(
+            job = self._change(
                 session,
                 row,
                 status=Status.IN_PROGRESS.value,
                 worker=run,
-                lease_until=await self._lease_time(session) + lease_s,
+                lease_until=self._lease_time(session) + lease_s,
                 started_at=row.started_at or self._clock(),
                 attempts=row.attempts + (not has_state),
                 runs_from_state=row.runs_from_state + 1,
@@ -67,7 +67,7 @@ class WorkerStore(JobRows):
                 phase=PREPARING,
                 expires_at=None,
             )
-            await session.execute(update(KeyRow).where(KeyRow.id == job.owner).values(served=job.version))
+            session.execute(update(KeyRow).where(KeyRow.id == job.owner).values(served=job.version))
             return job
 
         return await self._database.write(work)
@@ -85,9 +85,9 @@ class WorkerStore(JobRows):
         if not runs:
             return frozenset()
 
-        async def work(session: AsyncSession, _: bool) -> frozenset[str]:
-            until = await self._lease_time(session) + lease_s
-            rows = await self._locked(
+        def work(session: Session, _: bool) -> frozenset[str]:
+            until = self._lease_time(session) + lease_s
+            rows = self._locked(
                 session, JobRow.worker.in_(runs.values()), JobRow.status == Status.IN_PROGRESS.value
             )
             for row in rows:
@@ -123,13 +123,13 @@ class WorkerStore(JobRows):
             LeaseLost: The job is no longer this run's.
         """
 
-        async def work(session: AsyncSession, _: bool) -> Wish:
-            row = await self._running(session, job_id, worker)
+        def work(session: Session, _: bool) -> Wish:
+            row = self._running(session, job_id, worker)
             if preview is not None:
-                await session.merge(PreviewRow(job_id=job_id, step=step, picture=preview))
+                session.merge(PreviewRow(job_id=job_id, step=step, picture=preview))
             # A state may be ahead of the reports, which are written one at a time.
             furthest = max(step, row.step)
-            return (await self._change(session, row, step=furthest, steps=steps, phase=phase)).wish
+            return (self._change(session, row, step=furthest, steps=steps, phase=phase)).wish
 
         return await self._database.write(work)
 
@@ -145,12 +145,12 @@ class WorkerStore(JobRows):
             LeaseLost: The job is no longer this run's.
         """
 
-        async def work(session: AsyncSession, _: bool) -> Job:
-            row = await self._running(session, job_id, worker)
+        def work(session: Session, _: bool) -> Job:
+            row = self._running(session, job_id, worker)
             is_new = step is not None and step > (row.state_step or 0)
             runs = 0 if is_new else row.runs_from_state
             furthest = row.step if step is None else max(step, row.step)
-            return await self._change(session, row, state_step=step, runs_from_state=runs, step=furthest)
+            return self._change(session, row, state_step=step, runs_from_state=runs, step=furthest)
 
         return await self._database.write(work)
 
@@ -166,9 +166,9 @@ class WorkerStore(JobRows):
             LeaseLost: The job is no longer this run's.
         """
 
-        async def work(session: AsyncSession, _: bool) -> Job:
-            row = await self._running(session, job_id, worker)
-            return await self._change(session, row, draft_step=step)
+        def work(session: Session, _: bool) -> Job:
+            row = self._running(session, job_id, worker)
+            return self._change(session, row, draft_step=step)
 
         return await self._database.write(work)
 
@@ -194,10 +194,8 @@ class WorkerStore(JobRows):
             LeaseLost: The job is no longer this run's.
         """
 
-        async def end(session: AsyncSession, row: JobRow, spent: dict[str, Any]) -> Job:
-            return await self._end(
-                session, row, Status.COMPLETED, expires_at=expires_at, step=row.steps, **spent
-            )
+        def end(session: Session, row: JobRow, spent: dict[str, Any]) -> Job:
+            return self._end(session, row, Status.COMPLETED, expires_at=expires_at, step=row.steps, **spent)
 
         return await self._end_run(job_id, worker, end, {Status.COMPLETED}, inference_time_s, stage_durations)
 
@@ -228,8 +226,8 @@ class WorkerStore(JobRows):
         """
         error = {"error_code": storable(code), "error_message": storable(message)}
 
-        async def end(session: AsyncSession, row: JobRow, spent: dict[str, Any]) -> Job:
-            return await self._end(session, row, Status.FAILED, expires_at=expires_at, **error, **spent)
+        def end(session: Session, row: JobRow, spent: dict[str, Any]) -> Job:
+            return self._end(session, row, Status.FAILED, expires_at=expires_at, **error, **spent)
 
         return await self._end_run(job_id, worker, end, {Status.FAILED}, inference_time_s, stage_durations)
 
@@ -253,8 +251,8 @@ class WorkerStore(JobRows):
             LeaseLost: The job is no longer this run's.
         """
 
-        async def end(session: AsyncSession, row: JobRow, spent: dict[str, Any]) -> Job:
-            return await self._stopped(session, row, Status.PAUSED, **spent)
+        def end(session: Session, row: JobRow, spent: dict[str, Any]) -> Job:
+            return self._stopped(session, row, Status.PAUSED, **spent)
 
         ends = {Status.PAUSED, Status.CANCELLED}
         return await self._end_run(job_id, worker, end, ends, inference_time_s, stage_durations)
@@ -279,8 +277,8 @@ class WorkerStore(JobRows):
             LeaseLost: The job is no longer this run's.
         """
 
-        async def end(session: AsyncSession, row: JobRow, spent: dict[str, Any]) -> Job:
-            return await self._end(session, row, Status.CANCELLED, **spent)
+        def end(session: Session, row: JobRow, spent: dict[str, Any]) -> Job:
+            return self._end(session, row, Status.CANCELLED, **spent)
 
         return await self._end_run(job_id, worker, end, {Status.CANCELLED}, inference_time_s, stage_durations)
 
@@ -309,12 +307,12 @@ class WorkerStore(JobRows):
             LeaseLost: The job is no longer this run's.
         """
 
-        async def end(session: AsyncSession, row: JobRow, spent: dict[str, Any]) -> Job:
+        def end(session: Session, row: JobRow, spent: dict[str, Any]) -> Job:
             if not counted:
                 row.runs_from_state = max(0, row.runs_from_state - 1)
                 if row.state_step is None:
                     row.attempts = max(0, row.attempts - 1)
-            return await self._stopped(session, row, Status.QUEUED, **spent)
+            return self._stopped(session, row, Status.QUEUED, **spent)
 
         ends = {Status.QUEUED, Status.PAUSED, Status.CANCELLED}
         return await self._end_run(job_id, worker, end, ends, inference_time_s, stage_durations)
@@ -339,25 +337,25 @@ class WorkerStore(JobRows):
             stage_durations: Seconds per stage of this run.
         """
 
-        async def work(session: AsyncSession, repeated: bool) -> Job:
+        def work(session: Session, repeated: bool) -> Job:
             if repeated:
                 ended = JobRow.status.in_([status.value for status in ends])
-                rows = await self._locked(session, JobRow.id == job_id, JobRow.worker == worker, ended)
+                rows = self._locked(session, JobRow.id == job_id, JobRow.worker == worker, ended)
                 if rows:
                     return job_of(rows[0])
-            row = await self._running(session, job_id, worker)
+            row = self._running(session, job_id, worker)
             spent = {
                 "inference_time_s": row.inference_time_s + inference_time_s,
                 "stage_durations": added_durations(row.stage_durations, stage_durations or {}),
             }
-            await session.execute(delete(PreviewRow).where(PreviewRow.job_id == job_id))
-            return await end(session, row, spent)
+            session.execute(delete(PreviewRow).where(PreviewRow.job_id == job_id))
+            return end(session, row, spent)
 
         return await self._database.write(work)
 
-    async def _running(self, session: AsyncSession, job_id: str, worker: str) -> JobRow:
+    def _running(self, session: Session, job_id: str, worker: str) -> JobRow:
         """Return the locked row of a job that this run still has."""
-        rows = await self._locked(
+        rows = self._locked(
             session,
             JobRow.id == job_id,
             JobRow.worker == worker,
@@ -371,13 +369,13 @@ class WorkerStore(JobRows):
         """Return whether any job waits; a worker that has nothing to do must not lock the database."""
         waits = JobRow.status == Status.QUEUED.value
 
-        async def work(session: AsyncSession) -> bool:
+        def work(session: Session) -> bool:
             query = select(JobRow.id).where(waits, JobRow.model.in_(models)).limit(1)
-            return await session.scalar(query) is not None
+            return session.scalar(query) is not None
 
         return await self._database.read(work)
 
-    async def _next_row(self, session: AsyncSession, models: list[str]) -> JobRow | None:
+    def _next_row(self, session: Session, models: list[str]) -> JobRow | None:
         """Return the locked row of the job that is next; `order.start_order` predicts the same one."""
         query = (
             select(JobRow)
@@ -387,4 +385,4 @@ class WorkerStore(JobRows):
             .limit(1)
             .with_for_update(of=JobRow, skip_locked=True)
         )
-        return (await session.scalars(query)).one_or_none()
+        return (session.scalars(query)).one_or_none()

@@ -19,7 +19,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from sqlalchemy import delete, select, update
-from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
 from standardwebhooks import Webhook
 
 from slipway_gateway.database.engine import Database
@@ -118,15 +118,15 @@ class Webhooks:
             return []
         now = self._now()
 
-        async def is_due(session: AsyncSession) -> bool:
+        def is_due(session: Session) -> bool:
             query = select(Delivery.id).where(Delivery.next_at <= now).limit(1)
-            return await session.scalar(query) is not None
+            return session.scalar(query) is not None
 
         # Most looks find nothing, and must not lock the database.
         if not await self._database.read(is_due):
             return []
 
-        async def claim(session: AsyncSession, _: bool) -> list[_Attempt]:
+        def claim(session: Session, _: bool) -> list[_Attempt]:
             due = (
                 select(Delivery)
                 .where(Delivery.next_at <= now)
@@ -134,12 +134,12 @@ class Webhooks:
                 .limit(most)
                 .with_for_update(skip_locked=True)
             )
-            rows = (await session.execute(due)).scalars().all()
+            rows = (session.execute(due)).scalars().all()
             owners = {row.owner for row in rows}
             known = select(KeyRow.id, KeyRow.webhook_secret).where(
                 KeyRow.id.in_(owners), KeyRow.revoked_at.is_(None)
             )
-            keys = (await session.execute(known)).all() if rows else []
+            keys = (session.execute(known)).all() if rows else []
             found = {key.id: key.webhook_secret for key in keys}
             for row in rows:
                 row.attempts, row.next_at = row.attempts + 1, now + _LEASE_S
@@ -163,10 +163,10 @@ class Webhooks:
             "last_error": problem,
         }
 
-        async def store(session: AsyncSession, _: bool) -> None:
+        def store(session: Session, _: bool) -> None:
             # Another process has taken over a delivery whose lease ended during the attempt.
             mine = (Delivery.id == attempt.id, Delivery.attempts == attempt.number)
-            await session.execute(update(Delivery).where(*mine).values(**values))
+            session.execute(update(Delivery).where(*mine).values(**values))
 
         self._count(outcome)
         if problem is not None:
@@ -201,11 +201,11 @@ class Webhooks:
         if now - self._pruned_at < _PRUNE_EVERY_S:
             return
 
-        async def prune(session: AsyncSession, _: bool) -> None:
-            await session.execute(delete(Delivery).where(Delivery.delivered_at < now - _KEEP_S))
+        def prune(session: Session, _: bool) -> None:
+            session.execute(delete(Delivery).where(Delivery.delivered_at < now - _KEEP_S))
             gone = Delivery.job_id.not_in(select(JobRow.id))
             ended = (Delivery.next_at.is_(None), Delivery.delivered_at.is_(None))
-            await session.execute(delete(Delivery).where(*ended, gone))
+            session.execute(delete(Delivery).where(*ended, gone))
 
         await self._database.write(prune)
         self._pruned_at = now

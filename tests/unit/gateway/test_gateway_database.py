@@ -16,11 +16,13 @@ from gateway_jobs import add_key, claim, create, run_of, until
 from postgres_server import PostgresServer
 from sqlalchemy import create_engine, select, text
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
+from sqlalchemy.util import await_only
 
 from slipway_gateway.database import engine
+from slipway_gateway.database.address import database_url
 from slipway_gateway.database.changes import ChangeSignals
-from slipway_gateway.database.engine import Database, database_url
+from slipway_gateway.database.engine import Database
 from slipway_gateway.database.revisions import check_revision, prepare, upgrade
 from slipway_gateway.database.tables import JobRow, KeyRow, Table
 from slipway_gateway.jobs.job import Status
@@ -32,8 +34,7 @@ T = TypeVar("T")
 
 def execute(url: str, statement: str) -> None:
     """Run one statement by a connection of its own."""
-    driver = database_url(url)
-    connections = create_engine(driver.set(drivername=driver.drivername.replace("+aiosqlite", "")))
+    connections = create_engine(database_url(url))
     with connections.begin() as connection:
         connection.execute(text(statement))
     connections.dispose()
@@ -55,8 +56,7 @@ def test_database_is_refused_when_its_folder_cannot_be_created(tmp_path: Path) -
 def test_upgrade_makes_the_declared_tables_when_the_database_is_empty(jobs_url: str) -> None:
     upgrade(jobs_url)
     check_revision(jobs_url)
-    driver = database_url(jobs_url)
-    connections = create_engine(driver.set(drivername=driver.drivername.replace("+aiosqlite", "")))
+    connections = create_engine(database_url(jobs_url))
     with connections.connect() as connection:
         context = MigrationContext.configure(connection, opts={"compare_type": True})
         assert compare_metadata(context, Table.metadata) == []
@@ -103,8 +103,8 @@ async def test_write_waits_when_another_process_has_the_lock(tmp_path: Path) -> 
     other.execute("BEGIN IMMEDIATE")
     adding = asyncio.create_task(add_key(database, "anna"))
 
-    async def read(session: AsyncSession) -> list[str]:
-        return list(await session.scalars(select(KeyRow.id)))
+    def read(session: Session) -> list[str]:
+        return list(session.scalars(select(KeyRow.id)))
 
     # A reader does not wait for the writer.
     assert await database.read(read) == []
@@ -115,19 +115,39 @@ async def test_write_waits_when_another_process_has_the_lock(tmp_path: Path) -> 
     await database.close()
 
 
+async def test_database_closes_when_a_write_was_cancelled_at_any_moment(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/jobs.db"
+    upgrade(url)
+
+    def work(session: Session, _: bool) -> int:
+        return int(session.scalar(text("SELECT 1")) or 0)
+
+    ends: list[int | BaseException] = []
+    for number in range(300):
+        database = Database(url)
+        writing = asyncio.create_task(database.write(work))
+        await asyncio.sleep(number / 40_000)
+        writing.cancel()
+        await asyncio.wait({writing, closing := asyncio.create_task(database.close())}, timeout=30)
+        assert writing.done() and closing.done(), f"cancelled {number / 40} ms after the start"
+        ends += await asyncio.gather(writing, return_exceptions=True)
+    assert isinstance(ends[0], asyncio.CancelledError)
+    assert all(end == 1 or isinstance(end, asyncio.CancelledError) for end in ends)
+
+
 async def test_write_leaves_nothing_behind_when_its_work_fails(database: Database) -> None:
-    async def work(session: AsyncSession, _: bool) -> None:
+    def work(session: Session, _: bool) -> None:
         session.add(
             KeyRow(id="a", name="a", is_admin=False, priority="low", webhook_secret="whsec_a", created_at=0.0)
         )
-        await session.flush()
+        session.flush()
         raise ValueError("a fault of the work")
 
     with pytest.raises(ValueError, match="a fault of the work"):
         await database.write(work)
 
-    async def read(session: AsyncSession) -> list[str]:
-        return list(await session.scalars(select(KeyRow.id)))
+    def read(session: Session) -> list[str]:
+        return list(session.scalars(select(KeyRow.id)))
 
     assert await database.read(read) == []
 
@@ -153,12 +173,12 @@ async def test_work_runs_again_when_its_connection_is_cut_in_the_middle(
     database = Database(postgres_url)
     seen: list[bool] = []
 
-    async def work(session: AsyncSession, repeated: bool) -> int:
-        await session.execute(text("SELECT 1"))
+    def work(session: Session, repeated: bool) -> int:
+        session.execute(text("SELECT 1"))
         if not seen:
-            await asyncio.to_thread(postgres.cut_connections, postgres_url)
+            postgres.cut_connections(postgres_url)
         seen.append(repeated)
-        return int(await session.scalar(text("SELECT 2")) or 0)
+        return int(session.scalar(text("SELECT 2")) or 0)
 
     assert await database.write(work) == 2
     assert seen == [False, True]
@@ -216,8 +236,8 @@ async def test_claim_and_completion_are_found_again_when_the_answer_to_a_commit_
     async def twice(self: Database, work: engine.WriteWork[object]) -> object:
         await once(self, work)
 
-        async def again(session: AsyncSession, _: bool) -> object:
-            return await work(session, True)
+        def again(session: Session, _: bool) -> object:
+            return work(session, True)
 
         return await once(self, again)
 
@@ -249,8 +269,8 @@ async def test_write_says_not_ready_when_the_database_stays_away(
 
 
 async def test_read_raises_the_fault_itself_when_a_statement_is_wrong(database: Database) -> None:
-    async def work(session: AsyncSession) -> None:
-        await session.execute(text("SELECT nonsense"))
+    def work(session: Session) -> None:
+        session.execute(text("SELECT nonsense"))
 
     with pytest.raises(DBAPIError, match="nonsense"):
         await database.read(work)
@@ -261,9 +281,9 @@ async def test_sqlite_says_not_ready_when_its_file_cannot_be_written(tmp_path: P
     upgrade(url)
     database = Database(url)
 
-    async def work(session: AsyncSession, _: bool) -> None:
-        await session.execute(text("PRAGMA query_only = ON"))
-        await session.execute(text("DELETE FROM keys"))
+    def work(session: Session, _: bool) -> None:
+        session.execute(text("PRAGMA query_only = ON"))
+        session.execute(text("DELETE FROM keys"))
 
     with pytest.raises(NotReady, match="cannot be used now"):
         await database.write(work)
@@ -273,9 +293,9 @@ async def test_sqlite_says_not_ready_when_its_file_cannot_be_written(tmp_path: P
 async def test_postgresql_ends_transactions_and_waits_when_a_process_stands_still(postgres_url: str) -> None:
     database = Database(postgres_url)
 
-    async def work(session: AsyncSession) -> list[object]:
+    def work(session: Session) -> list[object]:
         names = ("idle_in_transaction_session_timeout", "lock_timeout")
-        return [await session.scalar(text(f"SHOW {name}")) for name in names]
+        return [session.scalar(text(f"SHOW {name}")) for name in names]
 
     assert await database.read(work) == ["30s", "30s"]
     await database.close()
@@ -336,11 +356,11 @@ async def test_changes_are_complete_when_transactions_end_in_another_order(
     mark = (await store.changed_since(None)).mark
     written, finish = asyncio.Event(), asyncio.Event()
 
-    async def slowly(session: AsyncSession, _: bool) -> None:
-        row = (await store._locked(session, JobRow.id == late.id))[0]
-        await store._change(session, row, phase="late")
+    def slowly(session: Session, _: bool) -> None:
+        row = (store._locked(session, JobRow.id == late.id))[0]
+        store._change(session, row, phase="late")
         written.set()
-        await finish.wait()
+        await_only(finish.wait())
 
     slow = asyncio.create_task(database.write(slowly))
     await written.wait()

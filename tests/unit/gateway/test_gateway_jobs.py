@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from gateway_jobs import LEASE_S, Clock, add_key, claim, create, run_of
 from sqlalchemy import select
-from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
 
 from slipway_gateway.access.limits import KeyLimits
 from slipway_gateway.database.engine import Database
@@ -154,8 +154,8 @@ async def test_resume_conflicts_when_the_job_is_not_paused(store: JobStore) -> N
 
 
 async def deliveries(database: Database) -> list[Delivery]:
-    async def work(session: AsyncSession) -> list[Delivery]:
-        return list(await session.scalars(select(Delivery).order_by(Delivery.event)))
+    def work(session: Session) -> list[Delivery]:
+        return list(session.scalars(select(Delivery).order_by(Delivery.event)))
 
     return await database.read(work)
 

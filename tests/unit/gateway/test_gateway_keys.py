@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from gateway_jobs import Clock
 from sqlalchemy import select
-from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
 from typer.testing import CliRunner
 
 from slipway_gateway.access import commands
@@ -33,8 +33,8 @@ async def test_secret_opens_its_key_and_is_not_stored(keys: KeyStore, database: 
     assert found is not None
     assert (found.id, found.limits) == (key.id, LIMITS)
 
-    async def work(session: AsyncSession) -> list[object]:
-        return [value for row in await session.execute(select(KeyRow.__table__)) for value in row]
+    def work(session: Session) -> list[object]:
+        return [value for row in session.execute(select(KeyRow.__table__)) for value in row]
 
     assert not [value for value in await database.read(work) if secret in str(value)]
 

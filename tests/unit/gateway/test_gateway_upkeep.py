@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from gateway_jobs import LEASE_S, Clock, claim, create, run_of, until
 from sqlalchemy import select
-from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
 
 from slipway_gateway.database.engine import Database
 from slipway_gateway.database.tables import Delivery
@@ -47,7 +47,7 @@ async def completed(store: JobStore, contents: MemoryContents, clock: Clock, siz
 
 
 async def add_delivery(database: Database, name: str, created_at: float, next_at: float | None) -> None:
-    async def work(session: AsyncSession, _: bool) -> None:
+    def work(session: Session, _: bool) -> None:
         row = Delivery(
             id=name,
             job_id="video_x",
@@ -130,8 +130,8 @@ async def test_webhooks_go_when_they_ended_a_week_ago(
         await add_delivery(database, str(number), clock.now - 700_000 * (number != 1), next_at)
     await Upkeep(store, contents, clock=clock).clean()
 
-    async def work(session: AsyncSession) -> list[str]:
-        return list(await session.scalars(select(Delivery.id).order_by(Delivery.id)))
+    def work(session: Session) -> list[str]:
+        return list(session.scalars(select(Delivery.id).order_by(Delivery.id)))
 
     assert await database.read(work) == ["1", "2"]
 

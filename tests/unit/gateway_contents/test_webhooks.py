@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from sqlalchemy import select, update
-from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
 from standardwebhooks import Webhook, WebhookVerificationError
 
 from slipway_gateway.access.keys import KeyStore
@@ -89,7 +89,7 @@ async def database(tmp_path: Path) -> AsyncIterator[Database]:
 
 
 async def add(database: Database, port: int, clock: Clock, owner: str, count: int = 1) -> None:
-    async def work(session: AsyncSession, _: bool) -> None:
+    def work(session: Session, _: bool) -> None:
         for number in range(count):
             session.add(
                 Delivery(
@@ -107,8 +107,8 @@ async def add(database: Database, port: int, clock: Clock, owner: str, count: in
 
 
 async def stored(database: Database) -> Delivery:
-    async def work(session: AsyncSession) -> Delivery:
-        return (await session.execute(select(Delivery))).scalars().one()
+    def work(session: Session) -> Delivery:
+        return (session.execute(select(Delivery))).scalars().one()
 
     return await database.read(work)
 
@@ -280,15 +280,15 @@ async def test_run_deletes_old_deliveries_when_a_week_has_passed(database: Datab
     clock, outcomes = Clock(), Counter[str]()
     await add(database, 1, clock, key.id, count=3)
 
-    async def end(session: AsyncSession, _: bool) -> None:
-        await session.execute(update(Delivery).values(next_at=None))
+    def end(session: Session, _: bool) -> None:
+        session.execute(update(Delivery).values(next_at=None))
         done = update(Delivery).where(Delivery.id == "msg_0").values(delivered_at=clock.now - 8 * 86_400)
-        await session.execute(done)
+        session.execute(done)
         fresh = update(Delivery).where(Delivery.id == "msg_1").values(delivered_at=clock.now - 60)
-        await session.execute(fresh)
+        session.execute(fresh)
 
-    async def ids(session: AsyncSession) -> list[str]:
-        return list((await session.execute(select(Delivery.id))).scalars())
+    def ids(session: Session) -> list[str]:
+        return list((session.execute(select(Delivery.id))).scalars())
 
     await database.write(end)
     task = asyncio.create_task(sender(database, clock, outcomes).run())
