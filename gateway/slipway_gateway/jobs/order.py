@@ -6,9 +6,9 @@ sequence of such choices is simulated, so that every waiting job has a position.
 
 from __future__ import annotations
 
-import heapq
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import zip_longest
 from typing import NamedTuple
 
 _SMALLEST_STEP_S = 1e-6
@@ -19,16 +19,14 @@ class QueuedJob(NamedTuple):
 
     Attributes:
         rank: Place of its priority; 0 starts first.
-        queued_at: Time at which it was queued, or 0 if a worker gave it back.
-        created_at: Time of creation.
+        place: Place by the time at which it was queued, among all jobs that wait.
         id: Identifier.
         owner: Identifier of its key.
         model: Name of the served model.
     """
 
     rank: int
-    queued_at: float
-    created_at: float
+    place: int
     id: str
     owner: str
     model: str
@@ -45,23 +43,19 @@ def start_order(jobs: Iterable[QueuedJob], served: Mapping[str, int]) -> list[st
         served: Number of the turn in which each key was served last, 0 for never.
     """
     turns = dict(served)
-    turn = max(turns.values(), default=0)
-    lines: dict[int, dict[str, deque[QueuedJob]]] = defaultdict(lambda: defaultdict(deque))
+    before = max(turns.values(), default=0) + 1
+    lines: dict[int, dict[str, list[QueuedJob]]] = defaultdict(lambda: defaultdict(list))
     for job in sorted(jobs):
         lines[job.rank][job.owner].append(job)
-    order = []
+    order: list[str] = []
     for rank in sorted(lines):
-        line = lines[rank]
-        heads = [(turns.get(owner, 0), waiting[0]) for owner, waiting in line.items()]
-        heapq.heapify(heads)
-        while heads:
-            _, job = heapq.heappop(heads)
-            order.append(job.id)
-            turn += 1
-            turns[job.owner] = turn
-            line[job.owner].popleft()
-            if line[job.owner]:
-                heapq.heappush(heads, (turn, line[job.owner][0]))
+        # A key that was served comes behind all others that wait, so the first round is the order of all.
+        waiting = sorted(lines[rank].values(), key=lambda line: (turns.get(line[0].owner, 0), line[0]))
+        for line in zip_longest(*waiting):
+            for job in line:
+                if job is not None:
+                    turns[job.owner] = before + len(order)
+                    order.append(job.id)
     return order
 
 

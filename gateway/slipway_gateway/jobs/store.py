@@ -22,22 +22,11 @@ from slipway_gateway.jobs.upkeep_store import UpkeepStore
 from slipway_gateway.jobs.worker_store import WorkerStore
 
 _WAITS = JobRow.status == Status.QUEUED.value
-_WAITING = select(*(getattr(JobRow, name) for name in order.QueuedJob._fields)).where(_WAITS)
+_PLACE = func.row_number().over(order_by=(JobRow.queued_at, JobRow.created_at, JobRow.id))
+_WAITING = select(JobRow.rank, _PLACE.label("place"), JobRow.id, JobRow.owner, JobRow.model).where(_WAITS)
 # Python lets other threads run after each row of SQLite. A thread that reads a long queue row by row takes
-# many times as long while the event loop is busy, and slows it down; one text is one row. Numbers of JSON
-# have too few digits for the times.
-_WAITING_AS_TEXT = select(
-    func.json_group_array(
-        func.json_array(
-            JobRow.rank,
-            func.printf("%!.17g", JobRow.queued_at),
-            func.printf("%!.17g", JobRow.created_at),
-            JobRow.id,
-            JobRow.owner,
-            JobRow.model,
-        )
-    )
-).where(_WAITS)
+# many times as long while the event loop is busy, and slows it down; one text is one row.
+_WAITING_AS_TEXT = select(func.json_group_array(func.json_array(*_WAITING.subquery().c)))
 _SERVED = select(KeyRow.id, KeyRow.served).where(KeyRow.id.in_(select(JobRow.owner).where(_WAITS)))
 _NEWEST_VERSION = select(func.max(ChangeRow.version))
 _OLDEST_TRANSACTION = select(cast(cast(func.pg_snapshot_xmin(func.pg_current_snapshot()), Text), BigInteger))
@@ -64,13 +53,8 @@ class JobStore(EditStore, WorkerStore, UpkeepStore):
         served = await self._database.select(_SERVED)
 
         def computed() -> dict[str, int]:
-            if self._database.is_postgres:
-                jobs = [order.QueuedJob._make(row) for row in waiting]
-            else:
-                jobs = [
-                    order.QueuedJob(rank, float(queued_at), float(created_at), *rest)
-                    for rank, queued_at, created_at, *rest in json.loads(waiting[0][0])
-                ]
+            rows = waiting if self._database.is_postgres else json.loads(waiting[0][0])
+            jobs = [order.QueuedJob(*row) for row in rows]
             return order.positions(jobs, {row.id: row.served for row in served})
 
         # With a long queue this takes longer than an answer, which must not wait for it.

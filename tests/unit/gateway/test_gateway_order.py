@@ -72,8 +72,7 @@ def test_positions_agree_with_claims_when_the_queue_is_any_on_postgresql(
 @given(st.lists(st.tuples(st.integers(0, 2), st.sampled_from(OWNERS)), max_size=30))
 def test_no_key_starts_twice_when_another_of_its_priority_waits(jobs: list[tuple[int, str]]) -> None:
     queued = [
-        QueuedJob(rank, float(number), float(number), f"{number:03}", owner, "m")
-        for number, (rank, owner) in enumerate(jobs)
+        QueuedJob(rank, number, f"{number:03}", owner, "m") for number, (rank, owner) in enumerate(jobs)
     ]
     by_id = {job.id: job for job in queued}
     order = [by_id[job_id] for job_id in start_order(queued, {})]
@@ -86,14 +85,14 @@ def test_no_key_starts_twice_when_another_of_its_priority_waits(jobs: list[tuple
 
 
 def test_positions_count_only_jobs_of_the_same_model() -> None:
-    queued = [QueuedJob(1, 0.0, float(n), str(n), "anna", model) for n, model in enumerate("aabba")]
+    queued = [QueuedJob(1, n, str(n), "anna", model) for n, model in enumerate("aabba")]
     assert positions(queued, {"anna": 3}) == {"0": 1, "1": 2, "4": 3, "2": 1, "3": 2}
 
 
 @pytest.mark.parametrize("served", [{}, {"anna": 2, "ben": 1}])
 def test_key_that_waited_longest_starts_first(served: dict[str, int]) -> None:
     queued = [
-        QueuedJob(1, 1.0, 1.0, "a", "anna", "m"),
-        QueuedJob(1, 2.0, 2.0, "b", "ben", "m"),
+        QueuedJob(1, 1, "a", "anna", "m"),
+        QueuedJob(1, 2, "b", "ben", "m"),
     ]
     assert start_order(queued, served) == (["b", "a"] if served else ["a", "b"])
