@@ -117,7 +117,10 @@ class Database:
         return result
 
     def wait_in_work(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine in the event loop and return its result; only for work, whose transaction waits."""
+        """Run a coroutine in the event loop and return its result; only for work, whose transaction waits.
+
+        The coroutine must not use the database: its connection may be the one that waits.
+        """
         return self._connections.wait_in_work(coroutine)
 
     async def check(self) -> None:
