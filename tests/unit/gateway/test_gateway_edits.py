@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +14,7 @@ from slipway_gateway.errors import ApiError
 from slipway_gateway.jobs.job import Job, NewJob, Place, Status, Wish
 from slipway_gateway.jobs.order import distinct_times
 from slipway_gateway.jobs.store import JobStore
-from slipway_serving.protocol.errors import InvalidRequest
+from slipway_serving.protocol.errors import InvalidRequest, NotReady
 
 
 def edited(job: Job, **changes: Any) -> NewJob:
@@ -94,6 +95,18 @@ async def test_picture_is_stored_only_while_no_worker_can_take_the_job(store: Jo
     with pytest.raises(ApiError, match="is in_progress"):
         await store.edit(running, edited(running), UNLIMITED, store_pictures=put)
     assert stored == [True]
+
+
+async def test_job_stays_as_it_was_when_its_picture_cannot_be_stored(store: JobStore) -> None:
+    async def put() -> None:
+        await asyncio.sleep(0.01)
+        raise NotReady("contents: the store cannot be written")
+
+    job = await create(store)
+    with pytest.raises(NotReady, match="cannot be written"):
+        await store.edit(job, edited(job, request={"prompt": "b"}), UNLIMITED, store_pictures=put)
+    assert await store.get(job.id, "anna") == job
+    assert (await claim(store)).request == job.request
 
 
 @pytest.mark.parametrize(
