@@ -2,8 +2,8 @@
 
 Work is a function of a session. :meth:`Database.read` and :meth:`Database.write` run it in one transaction
 and repeat it after a lost connection, so it must be safe to repeat: a repeated write is told that an earlier
-try may have been committed. On SQLite it runs in a thread, on PostgreSQL in the event loop, where each
-statement lets other tasks run.
+try may have been committed. On SQLite it runs in a thread, so it must use nothing that the event loop
+changes. On PostgreSQL it runs in the event loop, where each statement lets other tasks run.
 
 :meth:`Database.select` runs one statement without a session, for what is read many times a second.
 """

@@ -109,7 +109,7 @@ class CreationStore(JobRows):
         if limits.waiting is None:
             return
         own = select(func.count()).select_from(JobRow).where(waits, JobRow.owner == owner)
-        if ((session.scalar(own)) or 0) >= limits.waiting:
+        if (session.scalar(own) or 0) >= limits.waiting:
             raise Overloaded(
                 f"video: this key may have {limits.waiting} waiting videos, and has as many; try again when"
                 " one of them has started"

@@ -49,7 +49,7 @@ def start_order(jobs: Iterable[QueuedJob], served: Mapping[str, int]) -> list[st
         lines[job.rank][job.owner].append(job)
     order: list[str] = []
     for rank in sorted(lines):
-        # A key that was served comes behind all others that wait, so the first round is the order of all.
+        # A key that was served comes behind all others that wait, so all rounds have the order of the first.
         waiting = sorted(lines[rank].values(), key=lambda line: (turns.get(line[0].owner, 0), line[0]))
         for line in zip_longest(*waiting):
             for job in line:

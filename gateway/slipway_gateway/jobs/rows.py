@@ -80,7 +80,7 @@ class JobRows:
         values: dict[str, Any] = {"job_id": job_id, "at": self._clock()}
         if not self._database.is_postgres:
             query = insert(ChangeRow).values(values).returning(ChangeRow.version)
-            return int((session.execute(query)).scalar_one())
+            return int(session.execute(query).scalar_one())
         values["transaction_id"] = cast(cast(func.pg_current_xact_id(), Text), BigInteger)
         notify = func.pg_notify(CHANNEL, job_id)
         result = session.execute(insert(ChangeRow).values(values).returning(ChangeRow.version, notify))

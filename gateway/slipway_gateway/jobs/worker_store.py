@@ -385,4 +385,4 @@ class WorkerStore(JobRows):
             .limit(1)
             .with_for_update(of=JobRow, skip_locked=True)
         )
-        return (session.scalars(query)).one_or_none()
+        return session.scalars(query).one_or_none()

@@ -134,12 +134,12 @@ class Webhooks:
                 .limit(most)
                 .with_for_update(skip_locked=True)
             )
-            rows = (session.execute(due)).scalars().all()
+            rows = session.execute(due).scalars().all()
             owners = {row.owner for row in rows}
             known = select(KeyRow.id, KeyRow.webhook_secret).where(
                 KeyRow.id.in_(owners), KeyRow.revoked_at.is_(None)
             )
-            keys = (session.execute(known)).all() if rows else []
+            keys = session.execute(known).all() if rows else []
             found = {key.id: key.webhook_secret for key in keys}
             for row in rows:
                 row.attempts, row.next_at = row.attempts + 1, now + _LEASE_S

@@ -357,7 +357,7 @@ async def test_changes_are_complete_when_transactions_end_in_another_order(
     written, finish = asyncio.Event(), asyncio.Event()
 
     def slowly(session: Session, _: bool) -> None:
-        row = (store._locked(session, JobRow.id == late.id))[0]
+        row = store._locked(session, JobRow.id == late.id)[0]
         store._change(session, row, phase="late")
         written.set()
         await_only(finish.wait())

@@ -108,7 +108,7 @@ async def add(database: Database, port: int, clock: Clock, owner: str, count: in
 
 async def stored(database: Database) -> Delivery:
     def work(session: Session) -> Delivery:
-        return (session.execute(select(Delivery))).scalars().one()
+        return session.execute(select(Delivery)).scalars().one()
 
     return await database.read(work)
 
@@ -288,7 +288,7 @@ async def test_run_deletes_old_deliveries_when_a_week_has_passed(database: Datab
         session.execute(fresh)
 
     def ids(session: Session) -> list[str]:
-        return list((session.execute(select(Delivery.id))).scalars())
+        return list(session.execute(select(Delivery.id)).scalars())
 
     await database.write(end)
     task = asyncio.create_task(sender(database, clock, outcomes).run())
